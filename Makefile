@@ -5,6 +5,7 @@
 #   make demo    a C library feeds a model; needs a compiler and Python with venv
 #   make test    lints, C, C++ and fast Python tests       make check  the rest of what must hold before a change
 #   make soak    the same laws with full counts            make bench  measurements beside their peers
+#   make test-gpu  memory of devices, on a machine with a CUDA driver
 #   make lint    the lints alone                           make docs   the documentation as HTML
 #   make format  clang-format and ruff                     make deps   what C++ tests need of the system
 #   make clean   removes build (.venv stays)
@@ -15,7 +16,7 @@ PYTHON ?= python3
 ENV := $(PYTHON) tools/env.py
 ARGS ?=
 
-.PHONY: demo test check soak lint format bench docs deps clean
+.PHONY: demo test check soak test-gpu lint format bench docs deps clean
 
 demo:
 	@$(ENV) demo
@@ -29,6 +30,10 @@ check: deps
 
 soak: deps
 	@$(PYTHON) tools/run_tests.py soak
+
+test-gpu:
+	@$(ENV) test
+	@.venv/bin/python -m pytest tests/gpu $(ARGS)
 
 lint:
 	@$(PYTHON) tools/run_tests.py lint

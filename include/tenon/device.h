@@ -105,6 +105,16 @@ TENON_API tenon_status tenon_array_to_dlpack_legacy_on(tenon_array* array, uint3
                                                        const char* site, struct DLManagedTensor** out,
                                                        tenon_error* error);
 
+/* tenon_array_adopt for memory that its library uses on a stream: Tenon uses the array after the work that
+ * was submitted to the stream before the call. TENON_STREAM_NONE: the memory may be used at once. Memory on
+ * the host ignores the stream. device.id may be TENON_DEVICE_OF_MEMORY: the device that the driver names for
+ * data. The call waits for the work on the stream if Tenon knows the memory already.
+ * Fails as tenon_array_adopt and tenon_device_describe, and with BUFFER if the stream is captured or no
+ * device holds the memory. */
+#define TENON_DEVICE_OF_MEMORY (-1)
+TENON_API tenon_status tenon_array_adopt_on(const tenon_adoption* adoption, int64_t stream, tenon_array** out,
+                                            tenon_error* error);
+
 /* A stream of the device that a producer can order its work with (the stream of __dlpack__). Tenon uses
  * an array that tenon_array_from_dlpack makes of memory on the device only after the work that was on this
  * stream when the array was made. Fails as tenon_device_describe. */

@@ -3,12 +3,16 @@
 
 #include <nanobind/stl/string.h>
 
+#include <array>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "dims.h"
 #include "dtype.h"
 #include "ndarray.h"
+#include "numpy_dtype.h"
+#include "numpy_lend.h"
 #include "op.h"
 #include "owners.h"
 #include "sites.h"
@@ -29,6 +33,41 @@ Array create_on(nb::object shape, const DTypeLike& dtype, Flag zeroed, nb::handl
   }
   return Array::steal(array);
 }
+
+constexpr const char* kInterface = "__cuda_array_interface__";
+
+// The parts of a dict that describes memory on a device.
+class CudaInterface {
+ public:
+  explicit CudaInterface(nb::handle object) : dict_(nb::getattr(object, kInterface)) {
+    if (!nb::isinstance<nb::dict>(dict_))
+      raise(PyExc_TypeError, "%s is %R, and not a dict", kInterface, dict_.ptr());
+    if (!optional("mask").is_none())
+      raise(PyExc_BufferError, "%s has a mask, which an NDArray cannot have", kInterface);
+  }
+
+  nb::object optional(const char* name) const {
+    PyObject* const found = PyDict_GetItemString(dict_.ptr(), name);
+    return found != nullptr ? nb::borrow(found) : nb::none();
+  }
+  nb::object required(const char* name) const {
+    nb::object found = optional(name);
+    if (found.is_none()) raise(PyExc_TypeError, "%s has no '%s'", kInterface, name);
+    return found;
+  }
+  // The address of element 0, and whether the memory may only be read.
+  std::pair<void*, bool> data() const {
+    const nb::object data = required("data");
+    if (PyTuple_Check(data.ptr()) == 0 || PyTuple_Size(data.ptr()) != 2)
+      raise(PyExc_TypeError, "'data' of %s is %R, and not (address, read-only)", kInterface, data.ptr());
+    const int is_readonly = PyObject_IsTrue(PyTuple_GetItem(data.ptr(), 1));
+    check_python(is_readonly);
+    return {pointer_from(PyTuple_GetItem(data.ptr(), 0), "the address in 'data'"), is_readonly != 0};
+  }
+
+ private:
+  nb::object dict_;
+};
 
 class NoResult final : public Result {
  public:
@@ -140,6 +179,51 @@ nb::object cuda_array_interface(const Array& array) {
   result["stream"] = stream;
   result["version"] = 3;
   return result;
+}
+
+bool has_cuda_array_interface(nb::handle object) { return nb::hasattr(object, kInterface); }
+
+Array import_cuda_array_interface(nb::handle object) {
+  const CudaInterface interface(object);
+  const DType dtype = dtype_from_numpy_object(interface.required("typestr"));
+  const auto itemsize = int64_t{dtype.bits()} * dtype.lanes() / 8;
+  const Dims shape(interface.required("shape"), "'shape'");
+  const auto [data, is_readonly] = interface.data();
+  tenon_adoption adoption{};
+  adoption.struct_size = sizeof adoption;
+  adoption.flags = is_readonly ? TENON_READONLY : 0;
+  adoption.data = data;
+  adoption.device = {TENON_CUDA, TENON_DEVICE_OF_MEMORY};
+  adoption.ndim = shape.size();
+  adoption.dtype = static_cast<tenon_dtype>(dtype);
+  adoption.shape = shape.span().data();
+  std::array<int64_t, TENON_MAX_NDIM> strides;
+  if (const nb::object given = interface.optional("strides"); !given.is_none()) {
+    const Dims nbytes(given, "'strides'");
+    if (nbytes.size() != shape.size())
+      raise(PyExc_TypeError, "%s has %d strides for %d axes", kInterface, nbytes.size(), shape.size());
+    for (size_t k = 0; k < nbytes.span().size(); ++k) {
+      if (nbytes[k] % itemsize != 0) {
+        raise(PyExc_BufferError, "a stride of %lld bytes is no multiple of the itemsize %lld: copy the array",
+              static_cast<long long>(nbytes[k]), static_cast<long long>(itemsize));
+      }
+      strides[k] = nbytes[k] / itemsize;
+    }
+    adoption.strides = strides.data();
+  }
+  // Without a stream the producer says that the memory may be used at once.
+  const nb::object given = interface.optional("stream");
+  const int64_t stream = given.is_none() ? TENON_STREAM_NONE : stream_from(given.ptr());
+  OwnedNode owner(new owners::Object(object));
+  adoption.owner = owner.get();
+  adoption.deleter = owners::release;
+  tenon_array* array = nullptr;
+  {
+    const nb::gil_scoped_release released;
+    call(tenon_array_adopt_on, &adoption, stream, &array);
+  }
+  (void)owner.release();
+  return Array::steal(array);
 }
 
 void add_devices(nb::module_& module) {

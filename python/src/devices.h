@@ -36,6 +36,11 @@ inline Array on_host(const Array& array) {
 // The description of memory on a device by NumPy's convention for CUDA, version 3, as a dict.
 nb::object cuda_array_interface(const Array& array);
 
+// Memory on a device from an object with __cuda_array_interface__ (versions 0 to 3), which the array keeps.
+// Throws BufferError, TypeError, ValueError.
+bool has_cuda_array_interface(nb::handle object);
+Array import_cuda_array_interface(nb::handle object);
+
 void add_devices(nb::module_& module);
 
 }  // namespace tenon::python

@@ -27,7 +27,7 @@ constexpr const char* kDocumentation =
     "from_dlpack(x, device=None, copy=None, writable=None)\n--\n\n"
     "The memory of another library's array as an NDArray.\n\n"
     "Parameters\n----------\n"
-    "x : object with __dlpack__, or a DLPack capsule\n"
+    "x : object with __dlpack__ or __cuda_array_interface__, or a DLPack capsule\n"
     "    A capsule is consumed. NumPy arrays keep their flags: both sides may write.\n"
     "device : str or None\n"
     "    'cpu': the producer copies memory that the host cannot read. Another device must be that of x.\n"
@@ -226,6 +226,7 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
 
 bool needs_host_copy(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack_device__")) {
+    if (has_cuda_array_interface(object)) return false;  // imported as it is, and copied then
     raise(PyExc_TypeError, "%R has no __dlpack_device__: leave out device=, or pass a host array",
           object.ptr());
   }
@@ -294,7 +295,10 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writ
     if (exchange.table != nullptr && !has_grad && !to_host)
       array = import_by_table(object, exchange, may_copy);
     if (!array) {
-      if (!has_dlpack(object)) raise(PyExc_TypeError, "x is %R, which has no __dlpack__", object.ptr());
+      if (!has_dlpack(object)) {
+        if (has_cuda_array_interface(object)) return import_cuda_array_interface(object);
+        raise(PyExc_TypeError, "x is %R, which has no __dlpack__", object.ptr());
+      }
       array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy,
                              is_writable || is_always_writable(object));
     }

@@ -1245,7 +1245,7 @@ def from_dlpack(
 
     Parameters
     ----------
-    x : object with __dlpack__, or a DLPack capsule
+    x : object with __dlpack__ or __cuda_array_interface__, or a DLPack capsule
         A capsule is consumed. NumPy arrays keep their flags: both sides may write.
     device : str or None
         'cpu': the producer copies memory that the host cannot read. Another device must be that of x.

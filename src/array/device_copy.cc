@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "array/elements.h"
@@ -18,6 +19,18 @@ using device::Lane;
 using device::Status;
 using device::StridedCopy;
 using device::StridedSet;
+
+// What keeps memory on a device.
+struct OwnedOnDevice {
+  void* owner;
+  Deleter deleter;
+  Ref<device::Event> ordered;
+
+  static void release(void* self) {
+    const std::unique_ptr<OwnedOnDevice> owned(static_cast<OwnedOnDevice*>(self));
+    if (owned->deleter != nullptr) owned->deleter(owned->owner);
+  }
+};
 
 // The device whose stream does the work: that of the result, if both are on one.
 tenon_device working_device(const Array& src, const Array& dst) noexcept {
@@ -285,6 +298,39 @@ Status sleep_until(device::Event& event) noexcept {
   if (!event.device().driver().is_pending(early)) return early;
   const Waiter gives_lock_away;
   return event.synchronise();
+}
+
+void wait_for_producer(device::Event& ordered) {
+  if (const Status s = sleep_until(ordered))
+    throw ordered.device().error_of(s, "wait for the producer of an array on a device");
+}
+
+Ref<Array> adopt_ordered(tenon_adoption adoption, Ref<device::Event> ordered) {
+  if (!ordered) return Array::adopt(adoption);
+  std::unique_ptr<OwnedOnDevice> owned(
+      new OwnedOnDevice{adoption.owner, adoption.deleter, std::move(ordered)});
+  adoption.owner = owned.get();
+  adoption.deleter = OwnedOnDevice::release;
+  Ref<Array> array = Array::adopt(adoption, owned->ordered.get());
+  (void)owned.release();
+  return array;
+}
+
+Ref<Array> adopt_on_stream(tenon_adoption adoption, int64_t stream) {
+  if (!device::is_device_memory(adoption.device)) return Array::adopt(adoption);
+  if (adoption.device.id == TENON_DEVICE_OF_MEMORY)
+    adoption.device = Device::holding(adoption.device.type, adoption.data);
+  Device& device = Device::of(adoption.device);
+  Ref<device::Event> ordered;
+  if (stream != TENON_STREAM_NONE) {
+    ordered = device.record_foreign(device.driver().stream_of(stream), false);
+    if (!ordered) {
+      throw_error(Code::kBuffer, "cannot import memory on ", device::text_of(device.id()),
+                  " while its stream captures a graph: import it before the capture begins");
+    }
+    if (Array::alias(adoption)) wait_for_producer(*ordered);
+  }
+  return adopt_ordered(adoption, std::move(ordered));
 }
 
 void add_events_of(const Array& array, Access access, const View* self, Events* events) {

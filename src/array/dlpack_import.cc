@@ -2,6 +2,7 @@
 #include "array/dlpack_import.h"
 
 #include <memory>
+#include <utility>
 
 #include "array/device_copy.h"
 #include "base/error.h"
@@ -30,19 +31,6 @@ void* first_element(const DLTensor& tensor) {
   }
   return reinterpret_cast<void*>(address + tensor.byte_offset);
 }
-
-// A tensor on a device, and the moment from which on its memory may be used: the producer has made a stream
-// of Tenon wait for its own.
-template <class Tensor>
-struct OwnedOnDevice {
-  Tensor* tensor;
-  Ref<device::Event> born;
-
-  static void release(void* owner) {
-    const std::unique_ptr<OwnedOnDevice> self(static_cast<OwnedOnDevice*>(owner));
-    delete_tensor<Tensor>(self->tensor);
-  }
-};
 
 // Calls body. Values out of range are errors of the producer of the tensor, not of the caller, so they fail
 // with kBuffer instead of kValue.
@@ -78,30 +66,18 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   adoption.dtype = {dl.dtype.code, dl.dtype.bits, dl.dtype.lanes};
   adoption.shape = dl.shape;
   adoption.strides = dl.strides;
-  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) {
-    // The queue knows no work of the producer, so the work that the stream has waited for ends here.
-    if (known->is_on_device()) {
-      device::Device& device = device::Device::of(adoption.device);
-      const Ref<device::Event> ordered = device.record(device.stream(device::Lane::kMemory));
-      if (const device::Status s = sleep_until(*ordered))
-        throw device.error_of(s, "wait for the producer of a tensor on");
-    }
-    return known;
-  }
+  Ref<device::Event> ordered;  // the producer has made this stream of Tenon wait for its own
   if (device::is_device_memory(adoption.device)) {
     device::Device& device = device_of(adoption.device);
-    std::unique_ptr<OwnedOnDevice<Tensor>> owned(
-        new OwnedOnDevice<Tensor>{tensor.get(), device.record(device.stream(device::Lane::kMemory))});
-    adoption.owner = owned.get();
-    adoption.deleter = OwnedOnDevice<Tensor>::release;
-    Ref<Array> array = blame_producer([&] { return Array::adopt(adoption, owned->born.get()); });
-    (void)owned.release();
-    (void)tensor.release();
-    return array;
+    ordered = device.record(device.stream(device::Lane::kMemory));
+  }
+  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) {
+    if (ordered) wait_for_producer(*ordered);
+    return known;
   }
   adoption.owner = tensor.get();
   adoption.deleter = delete_tensor<Tensor>;
-  Ref<Array> array = blame_producer([&] { return Array::adopt(adoption); });
+  Ref<Array> array = blame_producer([&] { return adopt_ordered(adoption, std::move(ordered)); });
   (void)tensor.release();
   return array;
 }

@@ -109,7 +109,11 @@ void describe(const Array& array, Access access, RequestPart& part) {
   part.is_overwrite = access == Access::kWrite && array.is_dense();
 }
 
-[[gnu::cold]] trace::Span begin_span(const Op& op, const Array& src, const Array& dst) noexcept {
+constexpr const char* kStreamNames[device::kLanes] = {"host to device", "device to host", "on the device",
+                                                      "memory"};
+
+[[gnu::cold]] trace::Span begin_span(const Op& op, const Array& src, const Array& dst,
+                                     const std::optional<DeviceCopy>& submitted) noexcept {
   return trace::open(trace::SpanKind::kOp, op.number(), [&](trace::Record& record) {
     record.index = op.number();
     trace::SpanText(record.name) << op.name;
@@ -119,6 +123,10 @@ void describe(const Array& array, Access access, RequestPart& part) {
     describe(src, text);
     text << "; writes ";
     describe(dst, text);
+    if (submitted) {
+      trace::SpanText(record.stream) << device::text_of(submitted->device().id()) << ", "
+                                     << kStreamNames[static_cast<size_t>(submitted->lane())];
+    }
   });
 }
 
@@ -152,7 +160,7 @@ Ref<Op> push_copy(Array& src, Array& dst, OnHost on_host, const char* name, cons
   }
   if (work->second) op->traits = Request::kOnStream;
   if (trace::is_on()) [[unlikely]]
-    op->set_span(begin_span(*op, src, dst));
+    op->set_span(begin_span(*op, src, dst, work->second));
   Conflict conflict;
   if (!Engine::instance().push(op, on_host, &conflict)) {
     const bool is_source = !is_empty && conflict.part == &op->parts[0];

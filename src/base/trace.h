@@ -60,6 +60,7 @@ struct Record {
   char site[64];  // its last part, if it is longer
   char text[112];
   char note[64];
+  char stream[32];  // of a device, on which the op's work runs after the return of its body; empty: none
 };
 
 // Names a record; kNoSpan: none. Contains the number of the trace, so that a span of an earlier trace is not

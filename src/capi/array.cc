@@ -5,6 +5,7 @@
 #include <new>
 
 #include "array/access.h"
+#include "array/device_copy.h"
 #include "array/dtype.h"
 #include "array/ownership.h"
 #include "capi/boundary.h"
@@ -57,6 +58,15 @@ tenon_status tenon_array_create(tenon_dtype dtype, int32_t ndim, const int64_t* 
 tenon_status tenon_array_adopt(const tenon_adoption* adoption, tenon_array** out, tenon_error* error) {
   return guarded(error,
                  [&] { *not_null(out, "out") = wrap(Array::adopt(checked(adoption, "tenon_array_adopt"))); });
+}
+
+tenon_status tenon_array_adopt_on(const tenon_adoption* adoption, int64_t stream, tenon_array** out,
+                                  tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    check_stream(stream);
+    *out = wrap(adopt_on_stream(checked(adoption, "tenon_array_adopt_on"), stream));
+  });
 }
 
 tenon_status tenon_array_alias(const tenon_adoption* adoption, tenon_array** out, tenon_error* error) {

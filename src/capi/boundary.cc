@@ -40,6 +40,14 @@ void check_flags(uint32_t flags, uint32_t known, const char* function) {
   if ((flags & ~known) != 0) throw_error(Code::kValue, function, ": unknown flags ", flags & ~known);
 }
 
+void check_stream(int64_t stream) {
+  if (stream > 0 || stream == TENON_STREAM_NONE) return;
+  throw_error(
+      Code::kValue, "stream ", stream,
+      " is none: DLPack has 1 (the legacy default stream), 2 (that of the thread), handles, and -1 for "
+      "no order");
+}
+
 namespace {
 thread_local Ref<Failure> last_failure;
 }

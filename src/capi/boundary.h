@@ -30,6 +30,9 @@ void check_struct_size(uint32_t given, size_t least, const char* name);
 // Fails with kValue for bits outside of known.
 void check_flags(uint32_t flags, uint32_t known, const char* function);
 
+// Fails with kValue for numbers that are no stream of DLPack.
+void check_stream(int64_t stream);
+
 // Fails with kValue for null.
 template <class T>
 T* not_null(T* pointer, const char* name) {

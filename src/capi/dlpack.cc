@@ -26,14 +26,6 @@ tenon_status consume(Tensor* tensor, uint32_t flags, tenon_array** out, tenon_er
   return status;
 }
 
-void check_stream(int64_t stream) {
-  if (stream > 0 || stream == TENON_STREAM_NONE) return;
-  throw_error(
-      Code::kValue, "stream ", stream,
-      " is none: DLPack has 1 (the legacy default stream), 2 (that of the thread), handles, and -1 for "
-      "no order");
-}
-
 constexpr uint32_t kExportFlags = TENON_EXPORT_FOR_READ | TENON_EXPORT_COPIED;
 
 }  // namespace

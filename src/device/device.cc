@@ -157,6 +157,20 @@ Device& Device::of(tenon_device id) {
   return *made;
 }
 
+tenon_device Device::holding(int32_t device_type, const void* address) {
+  Device& first = of({device_type, 0});
+  if (address == nullptr) return first.id();
+  const Current current(first);
+  PointerTraits traits;
+  if (const Status s = first.driver_.describe(address, &traits))
+    throw first.error_of(s, concat("ask which device holds the memory at ", address_text(address)));
+  if (!traits.is_device && !traits.is_managed) {
+    throw_error(Code::kBuffer, "the memory at ", address_text(address), " is not on a device of ",
+                first.driver_.name(), ": import it as memory of the host");
+  }
+  return {device_type, traits.ordinal};
+}
+
 Device::Device(tenon_device id, Driver& driver) : id_(id), driver_(driver) {
   if (const Status s = driver_.open(id.id, &context_, &traits_))
     throw error_of(s, concat("open ", text_of(id)));

@@ -2,6 +2,7 @@
 //
 // DLPack on streams. The consumer is a stand-in that follows the protocol: kernels of the fake driver on a
 // stream of its own.
+#include <atomic>
 #include <thread>
 
 #include "device/device.h"
@@ -171,6 +172,76 @@ TEST_F(Exchange, ImportedMemoryIsUsedAfterTheWorkOfItsProducer) {
   mine.reset();
   EXPECT_EQ(1, ended);
   Device::of(kCuda).free(memory, 4000);
+}
+
+// Breaks when the import records no event on the stream of the library.
+TEST_F(Exchange, AdoptedMemoryIsUsedAfterTheWorkOnTheStreamOfItsLibrary) {
+  const tenon_device second{TENON_CUDA, 1};
+  Device& device = Device::of(second);
+  Ref<device::Event> born;
+  void* const memory = device.allocate(4000, true, &born);
+  ASSERT_EQ(0, born->synchronise());
+  void* theirs = nullptr;
+  {
+    const Device::Current current(device);
+    ASSERT_EQ(0, device.driver().create_stream(&theirs));
+  }
+  const auto number = static_cast<int64_t>(reinterpret_cast<intptr_t>(theirs));
+  const int64_t n = 1000;
+  int ended = 0;
+  tenon_adoption adoption{};
+  adoption.struct_size = sizeof adoption;
+  adoption.data = memory;
+  adoption.device = {TENON_CUDA, TENON_DEVICE_OF_MEMORY};
+  adoption.ndim = 1;
+  adoption.dtype = kInt32;
+  adoption.shape = &n;
+  adoption.owner = &ended;
+  adoption.deleter = [](void* owner) { ++*static_cast<int*>(owner); };
+  ASSERT_EQ(0, on(second, fake_cuda_hold, theirs));
+  const auto launch = [&] {
+    ASSERT_EQ(0, on(second, fake_cuda_launch, theirs, AddOne::run,
+                    new AddOne{reinterpret_cast<uint64_t>(memory), static_cast<size_t>(n)}));
+  };
+  launch();
+  tenon_array* adopted = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+  Held mine(adopted);
+  EXPECT_EQ(1, mine.desc().device.id);
+  const Held back = make(kCpu, {1000}, kInt32, TENON_ZEROED);
+  tenon_op* const op = push(mine, back);
+  moment();
+  EXPECT_EQ(0, tenon_op_is_done(op));
+  on(second, fake_cuda_resume, theirs);
+  finish(op);
+  EXPECT_EQ(values(back), Values(1000, 1));
+
+  // The queue of known memory knows no work of the library, so the call waits for it.
+  ASSERT_EQ(0, on(second, fake_cuda_hold, theirs));
+  launch();
+  std::atomic<bool> is_resumed{false};
+  std::thread later([&] {
+    moment(20);
+    is_resumed = true;
+    on(second, fake_cuda_resume, theirs);
+  });
+  EXPECT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+  EXPECT_TRUE(is_resumed);
+  later.join();
+  Held known(adopted);
+  EXPECT_EQ(values(mine), Values(1000, 2));
+  known.reset();
+  mine.reset();
+  EXPECT_EQ(2, ended);
+
+  expect(TENON_ERR_VALUE, tenon_array_adopt_on(&adoption, 0, &adopted, &error), "is none");
+  adoption.data = back.desc().data;
+  expect(TENON_ERR_BUFFER, tenon_array_adopt_on(&adoption, -1, &adopted, &error), "memory of the host");
+  adoption.device = kCpu;
+  ASSERT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+  tenon_array_release(adopted);
+  EXPECT_EQ(3, ended);
+  device.free(memory, 4000);
 }
 
 TEST_F(Exchange, ManagedMemoryIsImportedWithItsTypeAndUsedByTheHost) {

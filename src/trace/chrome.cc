@@ -21,6 +21,7 @@ namespace {
 // Numbers of the "processes" of the file.
 constexpr uint64_t kThreads = 1;
 constexpr uint64_t kLeases = 2;
+constexpr uint64_t kStreams = 3;
 constexpr uint64_t kFirstFeed = 10;
 // Numbers of the lanes of a feed.
 constexpr uint64_t kConsumer = 1;
@@ -67,6 +68,7 @@ class Writer {
   void write() {
     append("{\"traceEvents\": [");
     place_leases();
+    place_on_streams();
     for (const Record& record : recording_) write_record(record);
     write_names();
     Json about;
@@ -183,6 +185,10 @@ class Writer {
     slice(record.name, "op", lane, running != 0 ? running : ended, returned != 0 ? returned : ended,
           record.outcome, [&](Json& json) { about_op(json, record); });
     if (returned == 0) return;
+    if (const auto work = on_streams_.find(&record); work != on_streams_.end()) {
+      return slice(record.name, "device", {kStreams, work->second.lane}, work->second.begun_ns, ended,
+                   record.outcome, [&](Json& json) { json.member("op", record.index); });
+    }
     loose(concat(record.name, ", after its return"), "op completes", lane, record.index, returned, ended,
           [](Json&) {});
   }
@@ -290,6 +296,28 @@ class Writer {
     }
   }
 
+  // A stream runs its work in order, so work begins when it is submitted, or when the work before it ends.
+  void place_on_streams() {
+    std::vector<const Record*> submitted;
+    for (const Record& record : recording_) {
+      if (record.stream[0] != '\0' && record.at_ns[kReturned] != 0) submitted.push_back(&record);
+    }
+    std::stable_sort(submitted.begin(), submitted.end(), [](const Record* a, const Record* b) {
+      return a->at_ns[kReturned] < b->at_ns[kReturned];
+    });
+    struct Stream {
+      uint64_t lane;
+      int64_t ended_ns = 0;
+    };
+    std::map<std::string_view, Stream> streams;
+    for (const Record* record : submitted) {
+      Stream& stream = streams.try_emplace(record->stream, Stream{stream_names_.size()}).first->second;
+      if (stream.lane == stream_names_.size()) stream_names_.emplace_back(record->stream);
+      on_streams_[record] = {stream.lane, std::max(record->at_ns[kReturned], stream.ended_ns)};
+      stream.ended_ns = std::max(stream.ended_ns, or_end(record->at_ns[kEnded]));
+    }
+  }
+
   // The name or the position of a lane in viewers: member is "name" or "sort_index".
   template <class T>
   void label(const char* what, TimelineLane lane, const char* member, const T& value) {
@@ -304,6 +332,7 @@ class Writer {
 
   std::string name_of(TimelineLane lane) {
     if (lane.process == kLeases) return lease_names_[lane.thread];
+    if (lane.process == kStreams) return stream_names_[lane.thread];
     if (lane.process >= kFirstFeed) {
       if (lane.thread == kConsumer) return "consumer";
       if (lane.thread >= kFirstSlot) return concat("slot ", lane.thread - kFirstSlot);
@@ -317,6 +346,7 @@ class Writer {
   std::string name_of_process(uint64_t process) {
     if (process == kThreads) return concat("threads of process ", getpid());
     if (process == kLeases) return "leases";
+    if (process == kStreams) return "streams of devices";
     const auto feed = static_cast<uint32_t>(process - kFirstFeed);
     const std::string& generator = feeds_[feed];
     return concat("feed ", feed, generator.empty() ? "" : concat(" of '", generator, "'"));
@@ -346,6 +376,12 @@ class Writer {
   std::map<uint32_t, std::string> feeds_;
   std::map<const Record*, uint64_t> lease_lanes_;
   std::map<uint64_t, std::string> lease_names_;
+  struct OnStream {
+    uint64_t lane;
+    int64_t begun_ns;
+  };
+  std::map<const Record*, OnStream> on_streams_;
+  std::vector<std::string> stream_names_;  // by lane
 };
 
 }  // namespace

@@ -259,6 +259,39 @@ def test_a_tensor_that_lives_is_a_view():
     )
 
 
+def test_a_trace_shows_the_work_of_each_stream_in_its_order():
+    run(
+        """
+        import json, pathlib, tempfile
+        folder = tempfile.TemporaryDirectory()
+        path = pathlib.Path(folder.name, "run.json")
+        n = 1 << 14
+        host, there, back = tn.ones(n, "i4", "cuda_host"), tn.empty(n, "i4", "cuda"), tn.empty(n, "i4")
+        with tn.trace(path):
+            for _ in range(4):
+                tn.push(tn.copy, host, tn.out(there), name="up")
+                tn.push(tn.copy, there, tn.out(back), name="down")
+            tn.waitall()
+        events = json.loads(path.read_text())["traceEvents"]
+        names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        lanes = {}
+        for e in events:
+            if e.get("cat") == "device":
+                assert e["args"]["op"] > 0, e
+                lane = lanes.setdefault(names[e["pid"], e["tid"]], [])
+                lane.append((e["ts"], e["ts"] + e["dur"], e["name"]))
+        assert sorted(lanes) == ["cuda:0, device to host", "cuda:0, host to device"], lanes
+        for lane, slices in lanes.items():
+            slices.sort()
+            assert {name for _, _, name in slices} == {"up" if lane.endswith("device") else "down"}, slices
+            assert len(slices) == 4 and all(a[1] <= b[0] + 0.002 for a, b in zip(slices, slices[1:])), slices
+            assert all(begin < end for begin, end, _ in slices), slices
+        [bodies] = [{e["name"] for e in events if e.get("cat") == "op"}]
+        assert bodies == {"up", "down"} and not any(e.get("cat") == "op completes" for e in events)
+        """
+    )
+
+
 @pytest.mark.parametrize("stream", ["0", "-2", "1.5"])
 def test_streams_that_the_protocol_does_not_know_are_refused(stream):
     run(
@@ -306,6 +339,68 @@ def test_a_tensor_on_a_device_is_imported_in_order_of_its_stream():
         del b
         gc.collect()
         assert (producer.deaths, other.deaths) == (1, 1)
+        """
+    )
+
+
+def test_the_cuda_array_interface_of_others_is_imported_in_order_of_its_stream():
+    run(
+        """
+        from types import SimpleNamespace
+        a = tn.zeros(8, "i4", "cuda")                    # makes the context
+        own, n = Stream(), 1 << 14
+        memory = ctypes.c_ulonglong()
+        assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(n * 4)) == 0
+        class Producer:
+            def __init__(self, **parts):
+                self.__cuda_array_interface__ = {
+                    "shape": (n,), "typestr": "<i4", "data": (memory.value, False), "version": 3, **parts
+                }
+        class At:
+            data = memory.value
+        own.fill(At, 9, n)
+        producer = Producer(stream=own.handle)
+        b = tn.from_dlpack(producer)
+        assert b.device == "cuda:0" and b.shape == (n,) and b.dtype == tn.int32 and b.data_ptr == memory.value
+        assert set(b.to("cpu").tolist()) == {9}
+        held = sys.getrefcount(producer)
+        own.fill(At, 7, n)
+        c = tn.from_dlpack(Producer(stream=own.handle, shape=(n // 4, 2), strides=(16, 4)))   # known memory
+        assert set(np.ravel(c.to("cpu").tolist())) == {7} and c.strides == (16, 4), c.strides
+        assert tn.from_dlpack(producer, device="cpu").device == "cpu"
+        assert not tn.from_dlpack(Producer(data=(memory.value, True))).writable
+        assert tn.from_dlpack(Producer(stream=None)).writable
+        assert tn.from_dlpack(Producer(shape=(0, 3), data=(0, False))).shape == (0, 3)
+        t = tn.from_dlpack(SimpleNamespace(__cuda_array_interface__=a.__cuda_array_interface__))
+        assert t.data_ptr == a.data_ptr and t.device == a.device
+        b[...] = 5
+        assert set(c.to("cpu")[0].tolist()) == {5}
+        del b
+        gc.collect()
+        assert sys.getrefcount(producer) == held - 1, "the array keeps its producer, and releases it"
+        host = np.zeros(4, "i4")
+        for parts, kind, text in [
+            (dict(mask=a), BufferError, "mask"),
+            (dict(stream=0), ValueError, "stream is 0"),
+            (dict(data=memory.value), TypeError, "'data'"),
+            (dict(typestr="<U4"), TypeError, "U4"),
+            (dict(shape=None), TypeError, "'shape'"),
+            (dict(strides=(6,)), BufferError, "multiple of the itemsize"),
+            (dict(strides=(4, 4)), TypeError, "2 strides for 1 axes"),
+            (dict(data=(host.ctypes.data, False)), BufferError, "memory of the host"),
+        ]:
+            try:
+                tn.from_dlpack(Producer(**parts))
+            except kind as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(parts)
+        try:
+            tn.from_dlpack(SimpleNamespace(__cuda_array_interface__=3))
+        except TypeError as error:
+            assert "not a dict" in str(error), error
+        else:
+            raise AssertionError
         """
     )
 

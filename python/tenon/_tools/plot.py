@@ -35,6 +35,7 @@ _KINDS = {
     "op": ("#4e79a7", "op"),
     "op waits": ("#a0cbe8", "ops that wait"),
     "op completes": ("#86bcb6", "op, after its return"),
+    "device": ("#9c755f", "work on a device"),
     "wait": ("#bab0ac", "thread waits"),
     "lease": ("#76b7b2", "lease"),
     "lease waits": ("#d7b5a6", "waits for a lease"),
