@@ -109,7 +109,7 @@ enum class PlaceState : uint32_t { kFree = 0, kReserved = 1, kLive = 2 };
 struct GrantState {
   enum Kind : uint64_t {
     kFree = 0,
-    kArriving = 1,  // it has no ticket yet: all other requests wait for it
+    kArriving = 1,  // it has no ticket yet: requests that conflict wait for it
     kWaiting = 2,
     kGranted = 3,
     kDied = 4,  // a writer died: the bytes may be half written

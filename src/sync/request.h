@@ -119,8 +119,8 @@ enum class HolderKind : uint8_t {
   kProcess = TENON_HOLDER_PROCESS,  // another process
 };
 
-// Parts that are granted together: all of them or none. Owned by the code that appended it, which keeps it
-// until it has been released or cancelled.
+// Parts that are appended to their queues at once, and granted one by one. The request is granted when the
+// last part is. Owned by the code that appended it, which keeps it until it has been released or cancelled.
 class Request {
  public:
   Request(HolderKind request_kind, std::span<RequestPart> request_parts) noexcept

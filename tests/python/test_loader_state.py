@@ -113,23 +113,18 @@ def test_a_loader_goes_on_without_workers(kind):
 
 
 SLOW = pytest.mark.slow
+KINDS_WITH_WORKERS = (
+    "iterated with noise",
+    "shuffled",
+    "arrays of NumPy",
+    "sampler with a state",
+    "own iterator",
+)
 
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "noise",
-        *(
-            pytest.param(kind, marks=SLOW)
-            for kind in (
-                "iterated with noise",
-                "shuffled",
-                "arrays of NumPy",
-                "sampler with a state",
-                "own iterator",
-            )
-        ),
-    ],
+    ["noise", *(pytest.param(kind, marks=SLOW) for kind in KINDS_WITH_WORKERS)],
 )
 def test_a_loader_goes_on_with_workers(kind):
     assert_goes_on(kind, places=[3], num_workers=2)
@@ -164,10 +159,7 @@ def test_a_loader_goes_on_from_each_batch(monkeypatch, kind, are_told, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    ["noise", "iterated with noise", "iterated dataset with a state"],
-)
+@pytest.mark.parametrize("kind", ["noise", "iterated with noise", "iterated dataset with a state"])
 def test_workers_without_a_batch_have_a_state(kind):
     seed(1)
     options = {"num_workers": 3, "persistent_workers": True, "batch_size": 20, "prefetch_factor": 1}
