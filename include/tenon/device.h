@@ -105,10 +105,13 @@ TENON_API tenon_status tenon_array_to_dlpack_legacy_on(tenon_array* array, uint3
                                                        const char* site, struct DLManagedTensor** out,
                                                        tenon_error* error);
 
-/* tenon_array_adopt for memory that its library uses on a stream: Tenon uses the array after the work that
- * was submitted to the stream before the call. TENON_STREAM_NONE: the memory may be used at once. Memory on
- * the host ignores the stream. device.id may be TENON_DEVICE_OF_MEMORY: the device that the driver names for
- * data. The call waits for the work on the stream if Tenon knows the memory already.
+/* tenon_array_adopt for memory on a device that its library uses on a stream: Tenon uses the array after the
+ * work that was submitted to the stream before the call. TENON_STREAM_NONE: the memory may be used at once.
+ * Arrays on the host, also in pinned and managed memory, are not ordered: synchronize before the call.
+ * device.id may be TENON_DEVICE_OF_MEMORY: the device that the driver names for data.
+ * If Tenon knows bytes of the memory already, the call waits for the work on the stream. If tenon_array_alias
+ * would find an array, *out is that, and the deleter has run when the call returns. tenon_array_owner of an
+ * array that was ordered is NULL.
  * Fails as tenon_array_adopt and tenon_device_describe, and with BUFFER if the stream is captured or no
  * device holds the memory. */
 #define TENON_DEVICE_OF_MEMORY (-1)

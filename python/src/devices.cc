@@ -39,7 +39,7 @@ constexpr const char* kInterface = "__cuda_array_interface__";
 // The parts of a dict that describes memory on a device.
 class CudaInterface {
  public:
-  explicit CudaInterface(nb::handle object) : dict_(nb::getattr(object, kInterface)) {
+  explicit CudaInterface(nb::object dict) : dict_(std::move(dict)) {
     if (!nb::isinstance<nb::dict>(dict_))
       raise(PyExc_TypeError, "%s is %R, and not a dict", kInterface, dict_.ptr());
     if (!optional("mask").is_none())
@@ -47,7 +47,9 @@ class CudaInterface {
   }
 
   nb::object optional(const char* name) const {
-    PyObject* const found = PyDict_GetItemString(dict_.ptr(), name);
+    const nb::str key(name);
+    PyObject* const found = PyDict_GetItemWithError(dict_.ptr(), key.ptr());
+    if (found == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
     return found != nullptr ? nb::borrow(found) : nb::none();
   }
   nb::object required(const char* name) const {
@@ -181,17 +183,24 @@ nb::object cuda_array_interface(const Array& array) {
   return result;
 }
 
-bool has_cuda_array_interface(nb::handle object) { return nb::hasattr(object, kInterface); }
+nb::object cuda_array_interface_of(nb::handle object) {
+  nb::object found = nb::steal(PyObject_GetAttrString(object.ptr(), kInterface));
+  if (found.is_valid()) return found;
+  if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) nb::raise_python_error();
+  PyErr_Clear();
+  return nb::none();
+}
 
-Array import_cuda_array_interface(nb::handle object) {
-  const CudaInterface interface(object);
+Array import_cuda_array_interface(nb::handle object, const nb::object& dict) {
+  const CudaInterface interface(dict);
   const DType dtype = dtype_from_numpy_object(interface.required("typestr"));
-  const auto itemsize = int64_t{dtype.bits()} * dtype.lanes() / 8;
+  const auto itemsize = (int64_t{dtype.bits()} * dtype.lanes() + 7) / 8;
   const Dims shape(interface.required("shape"), "'shape'");
   const auto [data, is_readonly] = interface.data();
   tenon_adoption adoption{};
   adoption.struct_size = sizeof adoption;
   adoption.flags = is_readonly ? TENON_READONLY : 0;
+  if (dtype.bits() % 8 != 0) adoption.flags |= TENON_SUBBYTE_PADDED;
   adoption.data = data;
   adoption.device = {TENON_CUDA, TENON_DEVICE_OF_MEMORY};
   adoption.ndim = shape.size();
@@ -203,7 +212,7 @@ Array import_cuda_array_interface(nb::handle object) {
     if (nbytes.size() != shape.size())
       raise(PyExc_TypeError, "%s has %d strides for %d axes", kInterface, nbytes.size(), shape.size());
     for (size_t k = 0; k < nbytes.span().size(); ++k) {
-      if (nbytes[k] % itemsize != 0) {
+      if (shape[k] > 1 && nbytes[k] % itemsize != 0) {
         raise(PyExc_BufferError, "a stride of %lld bytes is no multiple of the itemsize %lld: copy the array",
               static_cast<long long>(nbytes[k]), static_cast<long long>(itemsize));
       }
@@ -211,9 +220,10 @@ Array import_cuda_array_interface(nb::handle object) {
     }
     adoption.strides = strides.data();
   }
-  // Without a stream the producer says that the memory may be used at once.
-  const nb::object given = interface.optional("stream");
-  const int64_t stream = given.is_none() ? TENON_STREAM_NONE : stream_from(given.ptr());
+  // None is the legacy default stream: Numba and version 2 name no stream for work on it.
+  const int64_t stream = stream_from(interface.optional("stream").ptr());
+  if (stream < 0)
+    raise(PyExc_ValueError, "'stream' of %s is %lld", kInterface, static_cast<long long>(stream));
   OwnedNode owner(new owners::Object(object));
   adoption.owner = owner.get();
   adoption.deleter = owners::release;

@@ -36,10 +36,11 @@ inline Array on_host(const Array& array) {
 // The description of memory on a device by NumPy's convention for CUDA, version 3, as a dict.
 nb::object cuda_array_interface(const Array& array);
 
-// Memory on a device from an object with __cuda_array_interface__ (versions 0 to 3), which the array keeps.
-// Throws BufferError, TypeError, ValueError.
-bool has_cuda_array_interface(nb::handle object);
-Array import_cuda_array_interface(nb::handle object);
+// The __cuda_array_interface__ of an object, or None. Throws what the object raises, but AttributeError.
+nb::object cuda_array_interface_of(nb::handle object);
+// The memory that it describes, on a device. The array keeps the object. Throws TypeError, BufferError,
+// ValueError, and Error as tenon_array_adopt_on.
+Array import_cuda_array_interface(nb::handle object, const nb::object& interface);
 
 void add_devices(nb::module_& module);
 

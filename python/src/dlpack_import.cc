@@ -54,7 +54,8 @@ constexpr const char* kDocumentation =
     "    quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its "
     "itemsize. With\n"
     "    ``writable=True``: the producer says that the memory is read-only.\n"
-    "TypeError\n    ``x`` has no __dlpack__, an unknown dtype, or a malformed device.\n"
+    "TypeError\n    ``x`` has neither __dlpack__ nor __cuda_array_interface__, an unknown dtype, or a "
+    "malformed device.\n"
     "ValueError\n    The capsule was consumed before; the device is unknown.\n";
 
 // Libraries whose arrays can all be written, by the first part of their module's name.
@@ -226,7 +227,7 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
 
 bool needs_host_copy(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack_device__")) {
-    if (has_cuda_array_interface(object)) return false;  // imported as it is, and copied then
+    if (!has_dlpack(object)) return false;
     raise(PyExc_TypeError, "%R has no __dlpack_device__: leave out device=, or pass a host array",
           object.ptr());
   }
@@ -296,8 +297,10 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writ
       array = import_by_table(object, exchange, may_copy);
     if (!array) {
       if (!has_dlpack(object)) {
-        if (has_cuda_array_interface(object)) return import_cuda_array_interface(object);
-        raise(PyExc_TypeError, "x is %R, which has no __dlpack__", object.ptr());
+        const nb::object interface = cuda_array_interface_of(object);
+        if (!interface.is_none()) return import_cuda_array_interface(object, interface);
+        raise(PyExc_TypeError, "x is %R, which has neither __dlpack__ nor __cuda_array_interface__",
+              object.ptr());
       }
       array = import_capsule(call_dlpack(object, may_copy, to_host), may_copy,
                              is_writable || is_always_writable(object));

@@ -1270,7 +1270,7 @@ def from_dlpack(
         quantized or malformed, a NumPy array that is unaligned or whose strides are no multiple of its itemsize. With
         ``writable=True``: the producer says that the memory is read-only.
     TypeError
-        ``x`` has no __dlpack__, an unknown dtype, or a malformed device.
+        ``x`` has neither __dlpack__ nor __cuda_array_interface__, an unknown dtype, or a malformed device.
     ValueError
         The capsule was consumed before; the device is unknown.
     """

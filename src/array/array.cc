@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <new>
 
+#include "array/device_copy.h"
 #include "base/error.h"
 
 namespace tenon::impl {
@@ -28,8 +29,10 @@ uint32_t bits_in_memory(DType dtype, uint32_t flags) {
 
 void check_device(tenon_device device) {
   switch (device.type) {
-    case TENON_CPU:
     case TENON_CUDA:
+      if (device.id >= 0) return;
+      throw_error(Code::kValue, "the number of the CUDA device is ", device.id, ": it must be at least 0");
+    case TENON_CPU:
     case TENON_CUDA_HOST:
     case TENON_ROCM_HOST:
     case TENON_CUDA_MANAGED: return;
@@ -205,6 +208,9 @@ Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
   memory.deleter = adoption.deleter;
   memory.device = layout.device;
   memory.born = born;
+  // The queue of known memory has no part for the work that born stands for.
+  if (born != nullptr && bytes.nbytes != 0 && Storage::is_known(bytes.begin, bytes.nbytes))
+    wait_for_producer(*born);
   if (size == 0) {
     memory.extent = memory.data;
     memory.extent_nbytes = 0;

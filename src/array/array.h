@@ -46,7 +46,8 @@ class Array {
   // An array in C order on the first bytes of a storage. Requires: they fit.
   static Ref<Array> over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags);
 
-  // tenon_array_adopt and tenon_array_alias (may return null). born: as Memory::born.
+  // tenon_array_adopt and tenon_array_alias (may return null). born: as Memory::born. If Tenon knows some of
+  // the bytes already, adopt() waits for born.
   static Ref<Array> adopt(const tenon_adoption& adoption, device::Event* born = nullptr);
   static Ref<Array> alias(const tenon_adoption& adoption);
 

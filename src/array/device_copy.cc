@@ -28,7 +28,7 @@ struct OwnedOnDevice {
 
   static void release(void* self) {
     const std::unique_ptr<OwnedOnDevice> owned(static_cast<OwnedOnDevice*>(self));
-    if (owned->deleter != nullptr) owned->deleter(owned->owner);
+    owned->deleter(owned->owner);
   }
 };
 
@@ -307,6 +307,10 @@ void wait_for_producer(device::Event& ordered) {
 
 Ref<Array> adopt_ordered(tenon_adoption adoption, Ref<device::Event> ordered) {
   if (!ordered) return Array::adopt(adoption);
+  if (adoption.deleter == nullptr) {  // nothing would keep the event either
+    wait_for_producer(*ordered);
+    return Array::adopt(adoption);
+  }
   std::unique_ptr<OwnedOnDevice> owned(
       new OwnedOnDevice{adoption.owner, adoption.deleter, std::move(ordered)});
   adoption.owner = owned.get();
@@ -318,19 +322,23 @@ Ref<Array> adopt_ordered(tenon_adoption adoption, Ref<device::Event> ordered) {
 
 Ref<Array> adopt_on_stream(tenon_adoption adoption, int64_t stream) {
   if (!device::is_device_memory(adoption.device)) return Array::adopt(adoption);
+  bool is_empty = false;
+  for (int32_t i = 0; i < adoption.ndim && adoption.shape != nullptr; ++i)
+    is_empty = is_empty || adoption.shape[i] == 0;
   if (adoption.device.id == TENON_DEVICE_OF_MEMORY)
-    adoption.device = Device::holding(adoption.device.type, adoption.data);
+    adoption.device = Device::holding(adoption.device.type, adoption.data, is_empty);
+  if (is_empty || stream == TENON_STREAM_NONE) return Array::adopt(adoption);
   Device& device = Device::of(adoption.device);
-  Ref<device::Event> ordered;
-  if (stream != TENON_STREAM_NONE) {
-    ordered = device.record_foreign(device.driver().stream_of(stream), false);
-    if (!ordered) {
-      throw_error(Code::kBuffer, "cannot import memory on ", device::text_of(device.id()),
-                  " while its stream captures a graph: import it before the capture begins");
-    }
-    if (Array::alias(adoption)) wait_for_producer(*ordered);
+  Ref<device::Event> ordered = device.record_foreign(device.driver().stream_of(stream), false);
+  if (!ordered) {
+    throw_error(Code::kBuffer, "cannot import memory on ", device::text_of(device.id()),
+                " while its stream captures a graph: import it before the capture begins");
   }
-  return adopt_ordered(adoption, std::move(ordered));
+  Ref<Array> known = Array::alias(adoption);
+  if (!known) return adopt_ordered(adoption, std::move(ordered));
+  wait_for_producer(*ordered);
+  if (adoption.deleter != nullptr) adoption.deleter(adoption.owner);
+  return known;
 }
 
 void add_events_of(const Array& array, Access access, const View* self, Events* events) {

@@ -49,13 +49,12 @@ void fill_on_device(const Array& dst, const std::byte* value);
 // The caller sleeps until the event has come. Memory is in use until then, so nothing interrupts the sleep.
 device::Status sleep_until(device::Event& event) noexcept;
 
-// Of memory that Tenon knows, and that another library has used meanwhile: the queue knows no work of that
-// library, so the caller sleeps until it has ended. Fails with kSystem.
+// The caller sleeps until the work has ended that another library had submitted. Fails with kSystem.
 void wait_for_producer(device::Event& ordered);
 // As Array::adopt. ordered: the moment from which on the memory may be used; null: at once.
 Ref<Array> adopt_ordered(tenon_adoption adoption, Ref<device::Event> ordered);
-// Memory that another library uses on a stream (a number of DLPack's). Fails as Array::adopt and Device::of,
-// and with kBuffer if the stream captures a graph.
+// tenon_array_adopt_on. Fails as Array::adopt and Device::of, and with kBuffer if the stream captures a
+// graph.
 Ref<Array> adopt_on_stream(tenon_adoption adoption, int64_t stream);
 
 // Adds the moments from which on a stream may use the array, beside what stands in its queue: its memory is

@@ -196,8 +196,9 @@ class CudaDriver final : public Driver {
     if (s != kOk) return s;
     unsigned is_managed = 0;
     (void)cu_.cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address_of(address));
-    (void)cu_.cuPointerGetAttribute(&traits->ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                                    address_of(address));
+    if (const Status failed = cu_.cuPointerGetAttribute(&traits->ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                        address_of(address)))
+      return failed;
     traits->is_known = true;
     traits->is_managed = is_managed != 0;
     traits->is_device = type == CU_MEMORYTYPE_DEVICE && is_managed == 0;

@@ -157,18 +157,20 @@ Device& Device::of(tenon_device id) {
   return *made;
 }
 
-tenon_device Device::holding(int32_t device_type, const void* address) {
-  Device& first = of({device_type, 0});
-  if (address == nullptr) return first.id();
-  const Current current(first);
+tenon_device Device::holding(int32_t device_type, const void* address, bool is_empty) {
+  Driver& driver = driver_of(device_type);
   PointerTraits traits;
-  if (const Status s = first.driver_.describe(address, &traits))
-    throw first.error_of(s, concat("ask which device holds the memory at ", address_text(address)));
-  if (!traits.is_device && !traits.is_managed) {
-    throw_error(Code::kBuffer, "the memory at ", address_text(address), " is not on a device of ",
-                first.driver_.name(), ": import it as memory of the host");
+  Status status = driver.describe(address, &traits);
+  if (status != kOk || !traits.is_known) {  // a driver may need a context for it
+    const Current current(of({device_type, 0}));
+    status = driver.describe(address, &traits);
   }
-  return {device_type, traits.ordinal};
+  if (status == kOk && (traits.is_device || traits.is_managed)) return {device_type, traits.ordinal};
+  if (is_empty) return {device_type, 0};
+  if (status != kOk)
+    throw device::error_of(driver, status, concat("ask which device holds ", address_text(address)));
+  throw_error(Code::kBuffer, "the memory at ", address_text(address), " is not on a device of ",
+              driver.name(), ": import it as memory of the host");
 }
 
 Device::Device(tenon_device id, Driver& driver) : id_(id), driver_(driver) {

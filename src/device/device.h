@@ -78,9 +78,9 @@ class Device {
   // Opens it at the first call. Fails as driver_of, with kValue when there is no such device.
   static Device& of(tenon_device device);
   static int32_t count(int32_t device_type);
-  // That which holds the byte, as the driver says. Fails as of(), and with kBuffer for memory that no device
-  // holds. An address of no memory (null) is on the first one.
-  static tenon_device holding(int32_t device_type, const void* address);
+  // That which holds the byte, as the driver says. Fails as driver_of and of(), and with kBuffer if no device
+  // holds it. is_empty: the address needs no memory; the first device if none holds it.
+  static tenon_device holding(int32_t device_type, const void* address, bool is_empty);
 
   tenon_device id() const noexcept { return id_; }
   const DeviceTraits& traits() const noexcept { return traits_; }

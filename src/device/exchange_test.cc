@@ -217,22 +217,61 @@ TEST_F(Exchange, AdoptedMemoryIsUsedAfterTheWorkOnTheStreamOfItsLibrary) {
   EXPECT_EQ(values(back), Values(1000, 1));
 
   // The queue of known memory knows no work of the library, so the call waits for it.
-  ASSERT_EQ(0, on(second, fake_cuda_hold, theirs));
-  launch();
-  std::atomic<bool> is_resumed{false};
-  std::thread later([&] {
-    moment(20);
-    is_resumed = true;
-    on(second, fake_cuda_resume, theirs);
-  });
-  EXPECT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
-  EXPECT_TRUE(is_resumed);
-  later.join();
+  const auto adopt_known = [&] {
+    ASSERT_EQ(0, on(second, fake_cuda_hold, theirs));
+    launch();
+    std::atomic<bool> is_resumed{false};
+    std::thread later([&] {
+      moment(20);
+      is_resumed = true;
+      on(second, fake_cuda_resume, theirs);
+    });
+    EXPECT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+    EXPECT_TRUE(is_resumed);
+    later.join();
+  };
+  adopt_known();
   Held known(adopted);
+  EXPECT_EQ(1, ended);  // the first storage keeps the memory
   EXPECT_EQ(values(mine), Values(1000, 2));
   known.reset();
   mine.reset();
   EXPECT_EQ(2, ended);
+
+  // The first one is read-only, so the second one has a storage of its own.
+  adoption.flags = TENON_READONLY;
+  ASSERT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+  mine = Held(adopted);
+  adoption.flags = 0;
+  adopt_known();
+  known = Held(adopted);
+  EXPECT_EQ(2, ended);
+  EXPECT_EQ(values(mine), Values(1000, 3));
+  known.reset();
+  mine.reset();
+  EXPECT_EQ(4, ended);
+
+  // Nothing keeps memory that has no deleter, so no later import may rely on it.
+  adoption.deleter = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+  mine = Held(adopted);
+  adoption.device = second;
+  ASSERT_EQ(TENON_OK, tenon_array_alias(&adoption, &adopted, &error)) << error.message;
+  EXPECT_EQ(adopted, nullptr);
+  mine.reset();
+  adoption.device.id = TENON_DEVICE_OF_MEMORY;
+  adoption.deleter = [](void* owner) { ++*static_cast<int*>(owner); };
+
+  // Elements that do not exist need no memory, and no order.
+  const int64_t none = 0;
+  adoption.shape = &none;
+  adoption.data = static_cast<std::byte*>(memory) + 4000;
+  ASSERT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
+  tenon_array_release(adopted);
+  EXPECT_EQ(5, ended);
+  adoption.shape = &n;
+  adoption.data = memory;
+  expect(TENON_ERR_VALUE, tenon_array_adopt(&adoption, &adopted, &error), "at least 0");
 
   expect(TENON_ERR_VALUE, tenon_array_adopt_on(&adoption, 0, &adopted, &error), "is none");
   adoption.data = back.desc().data;
@@ -240,7 +279,7 @@ TEST_F(Exchange, AdoptedMemoryIsUsedAfterTheWorkOnTheStreamOfItsLibrary) {
   adoption.device = kCpu;
   ASSERT_EQ(TENON_OK, tenon_array_adopt_on(&adoption, number, &adopted, &error)) << error.message;
   tenon_array_release(adopted);
-  EXPECT_EQ(3, ended);
+  EXPECT_EQ(6, ended);
   device.free(memory, 4000);
 }
 

@@ -254,6 +254,17 @@ void KnownMemory::sweep() noexcept {
   }
 }
 
+bool KnownMemory::is_known(const std::byte* data, size_t nbytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const Section section(*this);
+  sweep();
+  for (auto next = first_overlap(begin, begin + nbytes); next != map_.end(); ++next) {
+    if (next->first >= begin + nbytes) break;
+    if (next->second->storages_ != nullptr) return true;
+  }
+  return false;
+}
+
 KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t end) {
   auto next = map_.upper_bound(begin);
   if (next != map_.begin()) {

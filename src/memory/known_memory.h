@@ -46,6 +46,9 @@ class KnownMemory {
   // A living storage that contains the bytes and keeps them alive, or null.
   Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 
+  // Whether a storage has some of the bytes.
+  bool is_known(const std::byte* data, size_t nbytes);
+
   // The count of the storage has reached zero: the next caller of add or find will unlink it.
   void retire(Storage* storage) noexcept;
   // Unlinks the retired storages, unless another thread has the lock; then that happens later.

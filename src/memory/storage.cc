@@ -114,6 +114,10 @@ Ref<Storage> Storage::find(const std::byte* data, size_t nbytes, Access access) 
   return KnownMemory::instance().find(data, nbytes, access);
 }
 
+bool Storage::is_known(const std::byte* data, size_t nbytes) {
+  return KnownMemory::instance().is_known(data, nbytes);
+}
+
 void Storage::release() noexcept {
   if (!refs_.decrement()) return;
   const Memory memory = memory_;

@@ -49,6 +49,9 @@ class Storage {
   // A living storage that can lend the bytes, or null.
   static Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 
+  // Whether a living storage has some of the bytes.
+  static bool is_known(const std::byte* data, size_t nbytes);
+
   std::byte* data() const noexcept { return memory_.data; }
   size_t nbytes() const noexcept { return memory_.nbytes; }
   bool is_readonly() const noexcept { return memory_.is_readonly; }

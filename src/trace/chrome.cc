@@ -300,19 +300,24 @@ class Writer {
   void place_on_streams() {
     std::vector<const Record*> submitted;
     for (const Record& record : recording_) {
-      if (record.stream[0] != '\0' && record.at_ns[kReturned] != 0) submitted.push_back(&record);
+      if (record.kind == SpanKind::kOp && record.stream[0] != '\0' && record.at_ns[kReturned] != 0)
+        submitted.push_back(&record);
     }
-    std::stable_sort(submitted.begin(), submitted.end(), [](const Record* a, const Record* b) {
-      return a->at_ns[kReturned] < b->at_ns[kReturned];
-    });
+    // A body may return late, after that of an op behind it; the ends come in order.
+    const auto place = [&](const Record* record) {
+      return std::pair(or_end(record->at_ns[kEnded]), record->at_ns[kReturned]);
+    };
+    std::stable_sort(submitted.begin(), submitted.end(),
+                     [&](const Record* a, const Record* b) { return place(a) < place(b); });
     struct Stream {
       uint64_t lane;
       int64_t ended_ns = 0;
     };
     std::map<std::string_view, Stream> streams;
     for (const Record* record : submitted) {
-      Stream& stream = streams.try_emplace(record->stream, Stream{stream_names_.size()}).first->second;
-      if (stream.lane == stream_names_.size()) stream_names_.emplace_back(record->stream);
+      const auto [at, is_new] = streams.try_emplace(record->stream, Stream{stream_names_.size() + 1});
+      if (is_new) stream_names_.emplace_back(record->stream);
+      Stream& stream = at->second;
       on_streams_[record] = {stream.lane, std::max(record->at_ns[kReturned], stream.ended_ns)};
       stream.ended_ns = std::max(stream.ended_ns, or_end(record->at_ns[kEnded]));
     }
@@ -332,7 +337,7 @@ class Writer {
 
   std::string name_of(TimelineLane lane) {
     if (lane.process == kLeases) return lease_names_[lane.thread];
-    if (lane.process == kStreams) return stream_names_[lane.thread];
+    if (lane.process == kStreams) return stream_names_[lane.thread - 1];
     if (lane.process >= kFirstFeed) {
       if (lane.thread == kConsumer) return "consumer";
       if (lane.thread >= kFirstSlot) return concat("slot ", lane.thread - kFirstSlot);
@@ -381,7 +386,7 @@ class Writer {
     int64_t begun_ns;
   };
   std::map<const Record*, OnStream> on_streams_;
-  std::vector<std::string> stream_names_;  // by lane
+  std::vector<std::string> stream_names_;  // of lane 1, 2, ...
 };
 
 }  // namespace

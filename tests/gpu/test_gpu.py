@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device memory on a real GPU; `make test-gpu` runs it, on a machine with a driver of CUDA. Without a device
-each test fails. PyTorch, CuPy and JAX take part where their builds for CUDA are installed.
+the run fails. PyTorch, CuPy and JAX take part where their builds for CUDA are installed.
 
 Kernels that are delayed on purpose make a missing wait visible as wrong values."""
 
 import gc
+import sys
 import time
+import traceback
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,11 +25,17 @@ def fill(batch):
     batch.label[...] = batch.epoch
 
 
+@pytest.fixture(autouse=True, scope="session")
+def has_device():
+    assert _core.device_count() > 0, "there is no CUDA device"
+
+
 @pytest.fixture(autouse=True)
 def the_device_gets_its_memory_back():
     """Also when a test fails, so that the next one begins with none."""
-    assert _core.device_count() > 0, "there is no CUDA device"
     yield
+    if hasattr(sys, "last_traceback"):  # of a failed test, whose variables it keeps
+        traceback.clear_frames(sys.last_traceback)
     gc.collect()
     tn.waitall()
     deadline = time.monotonic() + 60
@@ -159,6 +167,7 @@ def test_a_delayed_step_keeps_its_batch(torch, delayed):
             torch.cuda._sleep(5_000_000)
             sums.append(data.double().mean())
             del data
+    delayed.synchronize()
     assert [round(float(value)) for value in sums] == list(range(60))
 
 
@@ -202,7 +211,14 @@ def test_cupy_shares_the_memory_both_ways():
     assert a.tolist() == [2, 3, 4, 5, 6, 7]
 
     own = cupy.arange(6)
-    for source in (own, SimpleNamespace(__cuda_array_interface__=own.__cuda_array_interface__)):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for _ in range(100):  # busy for a while
+            cupy.arange(1 << 24).sum()
+        own *= 2
+        own //= 2
+    interface = {**own.__cuda_array_interface__, "stream": stream.ptr, "version": 3}
+    for source in (own, SimpleNamespace(__cuda_array_interface__=interface)):
         b = tn.from_dlpack(source)
         assert b.data_ptr == own.data.ptr and b.tolist() == [0, 1, 2, 3, 4, 5]
 

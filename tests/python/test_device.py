@@ -347,6 +347,7 @@ def test_the_cuda_array_interface_of_others_is_imported_in_order_of_its_stream()
     run(
         """
         from types import SimpleNamespace
+        import ml_dtypes
         a = tn.zeros(8, "i4", "cuda")                    # makes the context
         own, n = Stream(), 1 << 14
         memory = ctypes.c_ulonglong()
@@ -358,6 +359,10 @@ def test_the_cuda_array_interface_of_others_is_imported_in_order_of_its_stream()
                 }
         class At:
             data = memory.value
+        own.handle, handle = 1, own.handle              # the legacy stream, that of a dict without one
+        own.fill(At, 3, n)
+        assert set(tn.from_dlpack(Producer()).to("cpu").tolist()) == {3}
+        own.handle = handle
         own.fill(At, 9, n)
         producer = Producer(stream=own.handle)
         b = tn.from_dlpack(producer)
@@ -370,18 +375,26 @@ def test_the_cuda_array_interface_of_others_is_imported_in_order_of_its_stream()
         assert tn.from_dlpack(producer, device="cpu").device == "cpu"
         assert not tn.from_dlpack(Producer(data=(memory.value, True))).writable
         assert tn.from_dlpack(Producer(stream=None)).writable
-        assert tn.from_dlpack(Producer(shape=(0, 3), data=(0, False))).shape == (0, 3)
+        assert tn.from_dlpack(Producer(shape=(0, 3), data=(0, False), stream=own.handle)).shape == (0, 3)
+        assert tn.from_dlpack(Producer(shape=(1, 4), strides=(6, 4))).shape == (1, 4)
+        fp4 = tn.from_dlpack(Producer(typestr=np.dtype(ml_dtypes.float4_e2m1fn), strides=(1,)))
+        assert fp4.to("cpu").numpy().view("u1").tolist()[:5] == [7, 0, 0, 0, 7]
         t = tn.from_dlpack(SimpleNamespace(__cuda_array_interface__=a.__cuda_array_interface__))
         assert t.data_ptr == a.data_ptr and t.device == a.device
         b[...] = 5
         assert set(c.to("cpu")[0].tolist()) == {5}
-        del b
+        del t
+        c = tn.from_dlpack(SimpleNamespace(__cuda_array_interface__=a.__cuda_array_interface__))
+        del a
+        assert c.tolist() == [0] * 8            # the array keeps the memory of a
+        del b, fp4
         gc.collect()
         assert sys.getrefcount(producer) == held - 1, "the array keeps its producer, and releases it"
         host = np.zeros(4, "i4")
         for parts, kind, text in [
-            (dict(mask=a), BufferError, "mask"),
+            (dict(mask=host), BufferError, "mask"),
             (dict(stream=0), ValueError, "stream is 0"),
+            (dict(stream=-1), ValueError, "is -1"),
             (dict(data=memory.value), TypeError, "'data'"),
             (dict(typestr="<U4"), TypeError, "U4"),
             (dict(shape=None), TypeError, "'shape'"),
@@ -395,12 +408,22 @@ def test_the_cuda_array_interface_of_others_is_imported_in_order_of_its_stream()
                 assert text in str(error), error
             else:
                 raise AssertionError(parts)
-        try:
-            tn.from_dlpack(SimpleNamespace(__cuda_array_interface__=3))
-        except TypeError as error:
-            assert "not a dict" in str(error), error
-        else:
-            raise AssertionError
+        class Freed:
+            @property
+            def __cuda_array_interface__(self):
+                raise RuntimeError("the memory was freed")
+        for source, kind, text in [
+            (SimpleNamespace(__cuda_array_interface__=3), TypeError, "not a dict"),
+            (Freed(), RuntimeError, "was freed"),
+            (object(), TypeError, "neither __dlpack__ nor __cuda_array_interface__"),
+        ]:
+            for device in (None, "cpu"):
+                try:
+                    tn.from_dlpack(source, device=device)
+                except kind as error:
+                    assert text in str(error), error
+                else:
+                    raise AssertionError(text)
         """
     )
 
