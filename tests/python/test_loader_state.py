@@ -113,7 +113,7 @@ def test_a_loader_goes_on_without_workers(kind):
 
 
 SLOW = pytest.mark.slow
-KINDS_WITH_WORKERS = (
+SLOW_KINDS_WITH_WORKERS = (
     "iterated with noise",
     "shuffled",
     "arrays of NumPy",
@@ -124,7 +124,7 @@ KINDS_WITH_WORKERS = (
 
 @pytest.mark.parametrize(
     "kind",
-    ["noise", *(pytest.param(kind, marks=SLOW) for kind in KINDS_WITH_WORKERS)],
+    ["noise", *(pytest.param(kind, marks=SLOW) for kind in SLOW_KINDS_WITH_WORKERS)],
 )
 def test_a_loader_goes_on_with_workers(kind):
     assert_goes_on(kind, places=[3], num_workers=2)
