@@ -32,6 +32,8 @@ inline constexpr CUresult kMapFailed = 205;
 inline constexpr CUresult kCaptureIsolation = 905;
 inline constexpr CUresult kCaptureImplicit = 906;
 
+inline constexpr size_t kPage = 4096;
+
 // What the driver has beyond the functions of cuda_api.h.
 #define TENON_FAKE_FUNCTIONS(X)    \
   TENON_CUDA_FUNCTIONS(X)          \

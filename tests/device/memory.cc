@@ -14,7 +14,6 @@
 namespace tenon::fake {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kArenaFactor = 8;  // addresses per byte of memory: so late is an address used again
 constexpr size_t kPinnedArena = size_t{16} << 30;
 constexpr size_t kMostFilled = size_t{256} << 20;

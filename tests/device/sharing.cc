@@ -37,7 +37,7 @@ struct Physical {
 
 namespace {
 
-constexpr size_t kPage = 4096, kGranularity = size_t{2} << 20;
+constexpr size_t kGranularity = size_t{2} << 20;
 constexpr uint32_t kMemoryMagic = 0x54464d31, kEventMagic = 0x54464531, kPhysicalMagic = 0x54465031;
 
 struct Handle {

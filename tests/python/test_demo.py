@@ -223,6 +223,7 @@ def test_without_tqdm_progress_is_one_line(capsys):
     assert capsys.readouterr().err == "training: 4/4 done\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch")
 def test_the_example_trains(tmp_path):
     for name in ("fill.c", "train.py"):

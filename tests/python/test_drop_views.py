@@ -273,6 +273,7 @@ def test_of_several_views_each_names_all_places():
     del x, y
 
 
+@pytest.mark.slow
 def test_a_dead_cycle_is_let_go_of():
     a = tn.zeros(4)
     gc.disable()

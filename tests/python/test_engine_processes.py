@@ -155,6 +155,7 @@ def test_ctrl_c_ends_every_wait_of_the_main_thread(wait):
     assert done.stdout.splitlines() == ["interrupted True", "[1.0, 1.0, 1.0]"], (done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_a_wait_of_more_than_five_seconds_says_behind_whom():
     done = run("""
         import logging, threading, tenon as tn

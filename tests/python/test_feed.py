@@ -279,6 +279,7 @@ def test_after_a_timeout_the_epoch_goes_on():
         del view
 
 
+@pytest.mark.slow
 def test_without_a_timeout_holding_every_slot_raises_after_5_seconds():
     with make(slots=2, batches=3) as feed:
         start = time.monotonic()
@@ -300,6 +301,7 @@ def test_batches_in_dead_cycles_are_found_by_collecting_them():
         gc.collect()
 
 
+@pytest.mark.slow
 def test_a_slow_generator_is_waited_for_and_reported(gate, caplog):
     with at_gate(1) as feed, caplog.at_level(logging.WARNING, "tenon"):
         iterator = iter(feed)
@@ -666,6 +668,7 @@ def test_a_program_ends_with_live_feeds_and_running_workers():
     assert (code, out, err) == (0, "end\n", "")
 
 
+@pytest.mark.slow
 def test_a_program_ends_although_a_generator_does_not_return():
     code, out, err = run("""
         iterator = iter(stuck())

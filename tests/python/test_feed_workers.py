@@ -203,6 +203,7 @@ def test_a_batch_is_filled_again_by_a_fresh_process(tmp_path):
         assert (feed.stats().retried, feed.stats().restarted) == (1, 1)
 
 
+@pytest.mark.slow
 @EITHER
 def test_a_batch_that_takes_too_long(processes):
     feed = tn.Feed(fails_at(1, sleep_long), workers=2, processes=processes, batches=6, fill_timeout=3)

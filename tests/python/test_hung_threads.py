@@ -130,6 +130,7 @@ def test_an_epoch_that_was_left_does_not_hold_up_the_next(hang):
         hang.release()
 
 
+@pytest.mark.slow
 def test_closing_tells_of_a_thread_that_was_left_behind(hang):
     feed = hang.make(batches=5, on_error="skip")
     assert numbers(feed) == [0, 1, 3, 4]
@@ -137,6 +138,7 @@ def test_closing_tells_of_a_thread_that_was_left_behind(hang):
         feed.close(0.05)
 
 
+@pytest.mark.slow
 def test_the_slots_stay_as_many_as_were_asked_for(hang):
     hang.times = 2
     with hang.make(batches=30, slots=2, on_error="retry", retries=100) as feed:
@@ -162,6 +164,7 @@ def at_gate(threadsafe):
     return native(prototype, threadsafe=threadsafe, **{"from": 2})
 
 
+@pytest.mark.slow
 def test_a_native_function_that_is_thread_safe_is_called_again(gate):
     with tn.Feed(at_gate(True), SCHEMA, batches=4, fill_timeout=SECONDS, on_error="skip") as feed:
         batches = iter(feed)

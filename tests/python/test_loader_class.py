@@ -56,6 +56,7 @@ def refusal(run):
     return caught.type, str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_class_is_made_at_its_first_use_as_a_subclass_of_torchs():
     program = """
     import sys
@@ -553,6 +554,7 @@ next(batches)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_and_the_workers():
     """The terminal sends it to all processes."""
     process = subprocess.Popen(

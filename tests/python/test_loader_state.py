@@ -736,6 +736,7 @@ def test_the_rows_are_those_of_torchdata(kind, workers):
         assert found
 
 
+@pytest.mark.slow
 def test_without_torch():
     program = """
     import sys

@@ -319,6 +319,7 @@ def test_a_push_against_a_bound_view_raises_and_one_from_the_block_waits():
     assert a.tolist() == [9] * 8
 
 
+@pytest.mark.slow
 def test_a_view_that_keeps_others_waiting_is_logged_once_with_its_line(caplog):
     a = tn.zeros(8, "i8")
     view = bound_view(a)

@@ -221,6 +221,7 @@ def test_each_function_sees_one_moment():
     check(dict.fromkeys(CALLS, 2))
 
 
+@pytest.mark.slow
 def test_calls_that_use_a_buffer_see_one_moment_many_times():
     check(ROUNDS)
 

@@ -305,6 +305,7 @@ def test_a_failed_step_names_its_tests_with_their_messages():
     assert steps.Step("", 1, None, many).failures()[-2:] == ["FAILED test_19 - x", "and 30 more"]
 
 
+@pytest.mark.slow
 def test_a_message_stands_whole_in_the_summary_of_a_log(tmp_path):
     shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
     place(tmp_path, "test_it.py", f"def test_it():\n    raise ValueError('{'x' * 120}')\n")

@@ -221,6 +221,7 @@ def test_of_processes_that_race_to_make_a_name_one_wins(name):
             racer.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_child_outlives_its_parent(name):
     with Other() as parent:
         parent.ask(
