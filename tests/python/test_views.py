@@ -116,6 +116,8 @@ VIEWS = {
 
 @pytest.mark.parametrize("form", VIEWS)
 def test_a_view_of_any_form_is_found(form):
+    if form == "readonly export" and np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("NumPy takes read-only arrays by DLPack from 2.1 on")
     take, is_writable = VIEWS[form]
     a, other = tn.zeros(8), tn.zeros(8)
     x = take(a)
