@@ -5,7 +5,16 @@ import os
 import platform
 import sys
 import sysconfig
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+
+
+@dataclass
+class Section:
+    """The results of one workload."""
+
+    text: str
+    ratios: dict[str, float] = field(default_factory=dict)  # Tenon's time divided by a peer's, by row
 
 
 def table(header, rows):

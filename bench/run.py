@@ -2,20 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures Tenon and its peers and writes the tables of docs/benchmarks.md. `make bench` calls it.
 
-    run.py [--quick] [--rounds N] [--processes N] [WORKLOAD ...]
+    run.py [--quick | --check] [--rounds N] [--processes N] [WORKLOAD ...]
 
 Run it with a Python that has requirements/test.txt and the package. --quick is for development: it measures
-few rounds and prints the results instead of writing them. Workloads: exchange, engine, kernels, planner,
-share, feed; all by default."""
+few rounds and prints the results instead of writing them. --check compares the ratios to the peers with those
+that the last complete run on this kind of machine stored in bench/ratios.json, writes nothing, and fails when
+a row is more than 15 % worse in two measurements. Workloads: exchange, engine, kernels, planner, share, feed,
+growth; all by default."""
 
 import argparse
 import importlib
 import sys
 from pathlib import Path
 
+import ratios
 from report import replace_section
 
-WORKLOADS = ("exchange", "engine", "kernels", "planner", "share", "feed")
+WORKLOADS = ("exchange", "engine", "kernels", "planner", "share", "feed", "growth")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
@@ -25,6 +28,7 @@ def parse():
     parser.add_argument("--rounds", type=int, help="rounds of each process (default 15)")
     parser.add_argument("--processes", type=int, help="fresh processes for each workload (default 5)")
     parser.add_argument("--quick", action="store_true", help="3 rounds in 1 process, printed only")
+    parser.add_argument("--check", action="store_true", help="compare with the stored ratios; writes nothing")
     options = parser.parse_args()
     for name in options.workloads:
         if name not in WORKLOADS:
@@ -36,16 +40,38 @@ def parse():
     return options
 
 
+def check(options):
+    """0: no row is worse; 1: one is; 2: there is nothing to compare with."""
+    before = {name: ratios.stored(name) for name in options.workloads}
+    before = {name: rows for name, rows in before.items() if rows}
+    if missing := [name for name in options.workloads if name not in before]:
+        print(
+            f"not compared: {', '.join(missing)}: {ratios.FILE.name} has no rows of a machine with "
+            f"{ratios.kind_of_machine()}; `make bench` on an idle one stores them"
+        )
+    is_good = True
+    for name, rows in before.items():
+        run = importlib.import_module(f"{name}.workload").run
+        text, is_no_worse = ratios.check(name, rows, lambda run=run: run(options).ratios)
+        print(text)
+        is_good &= is_no_worse
+    return 2 if not before else 0 if is_good else 1
+
+
 def main():
     options = parse()
+    if options.check:
+        return check(options)
     for name in options.workloads:
-        text = importlib.import_module(f"{name}.workload").run(options)
+        section = importlib.import_module(f"{name}.workload").run(options)
         if options.quick:
-            print(text)
-        else:
-            replace_section(PAGE, name, text)
-            print(f"{name}: written to {PAGE}")
+            print(section.text)
+            continue
+        replace_section(PAGE, name, section.text)
+        ratios.store(name, section.ratios)
+        print(f"{name}: written to {PAGE} and {ratios.FILE}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -93,11 +93,10 @@ class StepGoal:
 
 
 GOALS = [
-    Goal("independent", native.INDEPENDENT, peers=layers(), ratio=1.0),
+    Goal("independent", native.INDEPENDENT, peers=layers(), ratio=2.0),
     Goal("independent", native.INDEPENDENT, peers=(EXECUTOR,), ratio=1.05),
-    Goal("chain", native.CHAIN, peers=layers(), ratio=1.0),
-    Goal("chain", native.CHAIN, ns=100),
-    Goal("2 reads + 1 write", native.READS_WRITE, peers=layers(), ratio=1.0),
+    Goal("chain", native.CHAIN, peers=layers(), ratio=2.0),
+    Goal("2 reads + 1 write", native.READS_WRITE, peers=layers(), ratio=2.0),
     Goal("push + wait", native.TRIP, ns=1000),
     Goal("push + wait, run by who waits", native.TRIP, contender=BUSY, ns=200),
 ]
@@ -106,7 +105,7 @@ GOALS = [
 LEASE = "tenon_lease_acquire, _release: to write"
 REQUEST = "C++: a request on one queue"
 STEP_GOALS = [
-    StepGoal("lease, C ABI", LEASE, 30),
+    StepGoal("lease, C ABI", LEASE, 35),
     StepGoal("lease, C++ without the array", REQUEST, 30),
 ]
 STEPS_WITHOUT_ALLOCATION = (LEASE, REQUEST)

@@ -4,7 +4,7 @@
 import sys
 
 from processes import run_module
-from report import machine, nanoseconds, plural, table, versions
+from report import Section, machine, nanoseconds, plural, table, versions
 from timing import summarise
 
 from . import build
@@ -39,6 +39,24 @@ def verdict(is_met):
     return "met" if is_met else "**missed**"
 
 
+def best_peer(goal, workers, summaries):
+    """(name, summary) of the peer with the least median."""
+    by_name = {name: summaries[goal.case, name, workers] for name in goal.peers}
+    return min(by_name.items(), key=lambda item: item[1].median)
+
+
+def ratios_of(goals, summaries):
+    """Tenon's median divided by that of the best peer, by row."""
+    return {
+        f"{goal.work}, {workers} of {goal.contender} to {' / '.join(goal.peers)}": ours.median
+        / best_peer(goal, workers, summaries)[1].median
+        for goal in goals
+        if goal.peers
+        for workers in WORKERS
+        if (ours := summaries.get((goal.case, goal.contender, workers)))
+    }
+
+
 def goal_row(goal, summaries):
     cells, names, is_met = [], [], True
     for workers in WORKERS:
@@ -50,8 +68,7 @@ def goal_row(goal, summaries):
             cells.append(f"{nanoseconds(ours.median)} ns ({nanoseconds(ours.least)})")
             is_met &= ours.median <= goal.ns
             continue
-        by_name = {name: summaries[goal.case, name, workers] for name in goal.peers}
-        best, theirs = min(by_name.items(), key=lambda item: item[1].median)
+        best, theirs = best_peer(goal, workers, summaries)
         names.append(best)
         cells.append(f"{ratio(ours.median, theirs.median)} ({ratio(ours.least, theirs.least)})")
         is_met &= ours.median <= goal.ratio * theirs.median
@@ -100,7 +117,6 @@ def calls_table(group, known):
 
 
 def run(options):
-    """The section's text."""
     build.build()
     from . import cases, python_calls
 
@@ -141,4 +157,4 @@ def run(options):
     lines += [f"- `{name}`: {meaning}" for name, meaning in python_calls.LEGEND.items()]
     for heading, group in python.items():
         lines += ["", f"#### {heading}", "", calls_table(group, {})]
-    return "\n".join(lines)
+    return Section("\n".join(lines), ratios_of(cases.GOALS, ops))

@@ -21,6 +21,7 @@ import tenon as tn
 from .inputs import address_of
 
 EMPTY_LOOP = "Empty loop"
+IMPORT, TENSOR, LOOK = "A NumPy array comes in", "A torch tensor comes in", "NumPy looks at it"
 C_TAKE = "C to C: take a tensor and give it back"
 C_GIVE = "C to C: hand a torch tensor to another library, which drops it"
 C_STEPS = "C ABI: single steps"
@@ -28,7 +29,7 @@ C_STEPS = "C ABI: single steps"
 # By the heading of the table; the others are compared with the first call of each.
 CALLS = {
     EMPTY_LOOP: ["pass", "c_to_c.nop(x)"],
-    "A NumPy array comes in": [
+    IMPORT: [
         "tn.from_numpy(x)",
         "tn.from_numpy(x, mode='writable')",
         "tn.from_dlpack(x)",
@@ -38,7 +39,7 @@ CALLS = {
         "tvm_ffi.from_dlpack(x)",
         "peer.take(x)",
     ],
-    "A torch tensor comes in": [
+    TENSOR: [
         "tn.from_dlpack(t)",
         "np.from_dlpack(t)",
         "t.numpy()",
@@ -46,7 +47,7 @@ CALLS = {
         "tvm_ffi.from_dlpack(t)",
         "peer.take(t)",
     ],
-    "NumPy looks at it": [
+    LOOK: [
         "np.asarray(a)",
         "a.numpy()",
         "np.from_dlpack(a)",
@@ -79,13 +80,14 @@ class Goal:
     ratio: float
 
 
-IMPORT, LOOK = "A NumPy array comes in", "NumPy looks at it"
 GOALS = [
-    Goal("import a NumPy array", IMPORT, "tn.from_numpy(x)", "np.from_dlpack(x)", 0.6),
+    Goal("import a NumPy array", IMPORT, "tn.from_numpy(x)", "np.from_dlpack(x)", 0.55),
     Goal("", IMPORT, "tn.from_numpy(x)", "torch.from_numpy(x)", 0.3),
     Goal("import it, both may write", IMPORT, "tn.from_numpy(x, mode='writable')", "np.from_dlpack(x)", 0.6),
     Goal("", IMPORT, "tn.from_numpy(x, mode='writable')", "torch.from_numpy(x)", 0.3),
-    Goal("view by NumPy", LOOK, "np.asarray(a)", "np.asarray(b)", 1.3),
+    Goal("import a tensor", TENSOR, "tn.from_dlpack(t)", "tvm_ffi.from_dlpack(t)", 1.2),
+    Goal("view by NumPy", LOOK, "np.asarray(a)", "np.asarray(b)", 1.35),
+    Goal("", LOOK, "np.from_dlpack(a)", "np.from_dlpack(x)", 1.2),
     Goal("C ABI: take and release", C_TAKE, "tenon_array_to_dlpack", "torch's table", 1.0),
     Goal("exchange table: take and release", C_TAKE, "Tenon's table", "torch's table", 1.0),
 ]

@@ -4,7 +4,7 @@
 import sys
 
 from processes import run_module
-from report import machine, nanoseconds, plural, table, versions
+from report import Section, machine, nanoseconds, plural, table, versions
 from timing import summarise
 
 from . import build
@@ -22,17 +22,22 @@ def pooled(processes):
     }
 
 
+def ratios_of(goal, summaries, kinds):
+    """(of the least times, of the medians), by kind."""
+    pairs = {kind: [summaries[kind, goal.heading, call] for call in (goal.call, goal.peer)] for kind in kinds}
+    return {
+        kind: (ours.least / peer.least, ours.median / peer.median) for kind, (ours, peer) in pairs.items()
+    }
+
+
 def goal_table(summaries, goals, kinds):
     rows = []
     for goal in goals:
-        ratios = []
-        for kind in kinds:
-            ours, peer = (summaries[kind, goal.heading, call] for call in (goal.call, goal.peer))
-            ratios.append((ours.least / peer.least, ours.median / peer.median))
+        ratios = ratios_of(goal, summaries, kinds).values()
         is_met = all(least <= goal.ratio for least, _ in ratios)
         cells = [f"{least:.2f} ({median:.2f})" for least, median in ratios]
         verdict = "met" if is_met else "**missed**"
-        rows.append([goal.work, f"`{goal.call}`", f"`{goal.peer}`", *cells, f"{goal.ratio:.1f}", verdict])
+        rows.append([goal.work, f"`{goal.call}`", f"`{goal.peer}`", *cells, f"{goal.ratio:.2f}", verdict])
     return table(["work", "Tenon", "peer", *kinds, "goal", ""], rows)
 
 
@@ -50,7 +55,6 @@ def heading_table(summaries, heading, kinds):
 
 
 def run(options):
-    """The section's text."""
     build.build()
     build.use()
     from . import calls, inputs
@@ -83,4 +87,9 @@ def run(options):
     ]
     for heading in dict.fromkeys(heading for _, heading, _ in summaries):
         lines += ["", f"#### {heading}", "", heading_table(summaries, heading, kinds)]
-    return "\n".join(lines)
+    ratios = {
+        f"{goal.call} to {goal.peer}, {kind}": least
+        for goal in calls.GOALS
+        for kind, (least, _) in ratios_of(goal, summaries, kinds).items()
+    }
+    return Section("\n".join(lines), ratios)

@@ -8,7 +8,7 @@ from pathlib import Path
 import native_build
 import peer_environment
 from processes import run_module
-from report import machine, plural, table
+from report import Section, machine, plural, table
 
 from . import chart, goals, parts
 from .parts import FOLDER, PARTS
@@ -116,4 +116,4 @@ def run(options):
     path = FOLDER / chart.CHART.name if options.quick else chart.CHART
     path.write_text(chart.draw(section))
     print(f"feed: {path}", file=sys.stderr, flush=True)
-    return section
+    return Section(section, goals.ratios_of(found))

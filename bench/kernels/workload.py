@@ -6,13 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from report import machine, table, versions
+from report import Section, machine, table, versions
 
 PACKAGES = ("tenon-arrays", "numpy", "torch")
 
 
 def run(options):
-    """The section's text."""
     print("kernels", file=sys.stderr, flush=True)
     script = Path(__file__).with_name("bench.py")
     command = [sys.executable, str(script), "--repeats", str(options.rounds), "--json"]
@@ -27,10 +26,14 @@ def run(options):
     ]
     medians = [f"{found['median'][peer]:.2f}" for peer in ("numpy", "torch")]
     rows.append(["median of the ratios", "", "", "", *medians])
-    return "\n".join(
+    text = "\n".join(
         [
             f"{machine()}. {versions(PACKAGES)}. `{options.command}`: least of {options.rounds} turns each.",
             "",
             table(["", "Tenon ms", "NumPy ms", "torch ms", "/ NumPy", "/ torch"], rows),
         ]
     )
+    ratios = {
+        f"{row['case']} to {peer}": row[f"to_{peer}"] for row in found["rows"] for peer in ("numpy", "torch")
+    }
+    return Section(text, ratios)

@@ -36,15 +36,15 @@ CASES = {
     NATIVE_SPINNING: Case(
         "C and C++: an array that is there, the consumer polls",
         f"{ONE_WAY} An exchange begins 2 us after the one before has ended.",
-        500,
+        350,
     ),
     NATIVE_ASLEEP: Case(
         "C and C++: an array that is there, the consumer sleeps",
         f"{ONE_WAY} An exchange begins 100 us after the one before has ended.",
         15_000,
     ),
-    SPINNING: Case("Python: an array of 4 KiB that is there, the consumer polls", ONE_WAY),
-    ASLEEP: Case("Python: an array of 4 KiB that is there, the consumer sleeps", ONE_WAY),
+    SPINNING: Case("Python: an array of 4 KiB that is there, the consumer polls", ONE_WAY, 8_000),
+    ASLEEP: Case("Python: an array of 4 KiB that is there, the consumer sleeps", ONE_WAY, 50_000),
     WARM: Case(
         "Python: 64 MiB that are there, there and back",
         "From before the producer writes one element until it has the answer of the consumer, which has read "

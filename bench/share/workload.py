@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from report import machine, plural, table
+from report import Section, machine, plural, table
 
 from . import build, lock_rows
 from .cases import CASES
@@ -119,8 +119,13 @@ def goal_table(cases):
     return ["### Goals", "", table(header, lines), ""]
 
 
+def ratios_of(cases):
+    """The median of Tenon's best row divided by that of the best peer, by case."""
+    pairs = {CASES[case].title: (best(rows, "tenon"), best(rows, "peer")) for case, rows in cases.items()}
+    return {title: ours.median / peer.median for title, (ours, peer) in pairs.items() if ours and peer}
+
+
 def run(options):
-    """The section's text."""
     build.build()
     processes = []
     with Traceless() as scope:
@@ -148,4 +153,4 @@ def run(options):
     ]
     for case, rows in cases.items():
         lines += ["", f"#### {CASES[case].title}", "", CASES[case].legend, "", case_table(rows)]
-    return "\n".join(lines)
+    return Section("\n".join(lines), ratios_of(cases))
