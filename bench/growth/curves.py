@@ -80,6 +80,7 @@ def element_beside_leases(n):
 
 
 def queued_ops(n):
+    tn.set_engine_limits(ops=0)
     a = tn.zeros(8)
     lease = a.lease("r")
     for _ in range(n):
@@ -101,6 +102,7 @@ def queued_tasks(n):
 
 
 def queued_rows(n):
+    tn.set_engine_limits(ops=0)
     a = tn.zeros((n, 8))
     lease = a.lease("r")
     rows = list(a)
