@@ -208,6 +208,7 @@ class LeaseWaiter(Waiter):
         try:
             self.array.lease("w").release()
         except self.owner_died:
+            self.array.clear_error()
             self.array.lease("w").release()
             return True
         raise AssertionError("no word of the holder's death")

@@ -251,18 +251,17 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
   return moved;
 }
 
+// From the last granted part: parts that act under a part are behind it, and a program with many leases uses
+// the last one most.
 RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
   RequestPart* weaker = nullptr;
-  RequestPart* innermost = nullptr;  // parts that act under a part are behind it
-  for (RequestPart* e = head_; e != nullptr; e = e->next) {
-    if (!e->is_granted) {
-      if (!is_counted_) break;
-      continue;
-    }
-    if (e->needs_grant || !e->extent.overlaps(extent) || !is_own(*e->request)) continue;
-    (allows(*e, extent, access) ? innermost : weaker) = e;
+  RequestPart* e = !is_counted_ && first_waiting_ != nullptr ? first_waiting_->previous : tail_;
+  for (; e != nullptr; e = e->previous) {
+    if (!e->is_granted || e->needs_grant || !e->extent.overlaps(extent) || !is_own(*e->request)) continue;
+    if (allows(*e, extent, access)) return e;
+    if (weaker == nullptr) weaker = e;
   }
-  return innermost != nullptr ? innermost : weaker;
+  return weaker;
 }
 
 RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const noexcept {

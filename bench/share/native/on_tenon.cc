@@ -184,6 +184,7 @@ void recover_lease(void* state) {
   if (try_acquire(lease, array, TENON_WRITE, -1, &error) != TENON_ERR_OWNER_DIED) {
     throw std::runtime_error("no word of the holder's death");
   }
+  array.clear_error();
   acquire(lease, array, TENON_WRITE, -1);
   (void)tenon_lease_release(&lease);
 }
