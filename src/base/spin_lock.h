@@ -22,12 +22,31 @@ inline void relax_processor() noexcept {
 #endif
 }
 
+// Waits until is_free() holds, which another thread soon sets.
+template <class Condition>
+void pause_until(Condition is_free) noexcept {
+  constexpr int kRoundsBeforeYield = 64;
+  constexpr int kRoundsBeforeSleep = 96;
+  for (int round = 0; !is_free(); ++round) {
+    if (round < kRoundsBeforeYield) {
+      relax_processor();
+    } else if (round < kRoundsBeforeSleep) {
+      sched_yield();
+    } else {
+      const timespec a_while{0, 50'000};
+      nanosleep(&a_while, nullptr);
+    }
+  }
+}
+
 // A Lockable of the standard library, for std::scoped_lock and std::unique_lock.
 class SpinLock {
  public:
   void lock() noexcept {
     // pairs with: SpinLock::unlock, "the section before"
-    while (is_locked_.exchange(true, std::memory_order_acquire)) wait_until_free();
+    while (is_locked_.exchange(true, std::memory_order_acquire)) {
+      pause_until([this] { return !is_locked_.load(std::memory_order_relaxed); });
+    }
   }
 
   bool try_lock() noexcept {
@@ -39,22 +58,6 @@ class SpinLock {
   void unlock() noexcept { is_locked_.store(false, std::memory_order_release); }
 
  private:
-  void wait_until_free() const noexcept {
-    for (int round = 0; is_locked_.load(std::memory_order_relaxed); ++round) {
-      if (round < kRoundsBeforeYield) {
-        relax_processor();
-      } else if (round < kRoundsBeforeSleep) {
-        sched_yield();
-      } else {
-        const timespec a_while{0, 50'000};
-        nanosleep(&a_while, nullptr);
-      }
-    }
-  }
-
-  static constexpr int kRoundsBeforeYield = 64;
-  static constexpr int kRoundsBeforeSleep = 96;
-
   std::atomic<bool> is_locked_{false};
 };
 

@@ -24,8 +24,7 @@ const Runner kRunner{[]() noexcept {
 // True if the body of an op with parts runs in another thread.
 bool is_any_body_running() noexcept {
   bool is_running = false;
-  visit_queues([&](Queue& queue) {
-    const std::scoped_lock lock(queue.lock);
+  ListedQueues::visit([&](const Queue& queue) {
     for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
       if (e->request->kind != HolderKind::kOp || e->request == this_thread.running_request) continue;
       is_running |= static_cast<const Op*>(e->request)->is_running();

@@ -58,8 +58,7 @@ class Engine {
   // conflict says why not all ops have ended.
   bool shut_down(const Deadline& deadline, Conflict* conflict) noexcept;
 
-  // The queue of ops that use no memory, so that forks and waits for all ops find them.
-  Queue& loose_queue() noexcept { return loose_; }
+  // The home of ops that use no memory, so that forks and waits for all ops find them.
   Home& loose_home() noexcept { return loose_home_; }
 
   // For ops and waits.

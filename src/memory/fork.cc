@@ -11,9 +11,7 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
-#include <span>
 #include <utility>
 
 #include "exec/engine.h"
@@ -26,7 +24,6 @@ namespace {
 std::atomic<const ForkHooks*> hooks{nullptr};
 // Used by the forking thread, between the handlers.
 const ForkHooks* hooks_of_fork = nullptr;
-constinit std::span<Queue*> locked_queues;
 
 constexpr const char* kUnfinished = "it was unfinished when the process forked, and runs in the parent only";
 
@@ -36,9 +33,8 @@ void before_fork() {
   if (wanted != nullptr) wanted->before();
   WaitGraph::instance().lock_for_fork();
   hooks_of_fork = wanted;
-  locked_queues = KnownMemory::instance().lock_for_fork();
-  std::sort(locked_queues.begin(), locked_queues.end());
-  for (Queue* queue : locked_queues) queue->lock.lock();
+  KnownMemory::instance().lock_for_fork();
+  ListedQueues::lock_for_fork();
   Failures::instance().lock_for_fork();
   lock_threads_for_fork();  // last: a thread takes it under any other lock
 }
@@ -46,7 +42,7 @@ void before_fork() {
 void unlock_all(bool is_child) {
   unlock_threads_after_fork(is_child);
   Failures::instance().unlock_after_fork();
-  for (Queue* queue : locked_queues) queue->lock.unlock();
+  ListedQueues::unlock_after_fork();
   KnownMemory::instance().unlock_after_fork();
   WaitGraph::instance().unlock_after_fork();
 }
@@ -90,7 +86,7 @@ void empty(Queue& queue, ReadyList* ops) {
 
 void in_child() {
   ReadyList ops;
-  for (Queue* queue : locked_queues) empty(*queue, &ops);
+  ListedQueues::visit_locked([&ops](Queue& queue) { empty(queue, &ops); });
   this_thread.running = 0;  // the op whose body forked runs in the parent
   this_thread.running_request = nullptr;
   this_thread.is_finishing = false;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "exec/engine.h"
 #include "memory/fork.h"
 
 namespace tenon::impl {
@@ -30,10 +29,6 @@ KnownMemory& KnownMemory::instance() noexcept {
     auto* memory = new KnownMemory;
     memory->spare_storages_.reserve(kSpare);
     memory->spare_nodes_.reserve(kSpare);
-    memory->queues_of_fork_.reserve(kSpare);
-    set_queue_visitor([](void (*visit)(Queue&, void*), void* context) {
-      KnownMemory::instance().visit_queues(visit, context);
-    });
     handle_forks();
     return memory;
   }();
@@ -85,8 +80,7 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
     Region* const region = new_region();
     set_extent(region, begin, begin + of.nbytes());
     region->set_birth(Queue::kAnyOp);
-    region->is_unlisted_ = true;
-    region->next_unlisted_ = std::exchange(unlisted_, region);
+    region->is_unchecked_ = true;
     ++regions_;
     of.retain();
     of.unchecked_.fetch_add(1, std::memory_order_relaxed);
@@ -118,7 +112,7 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
   Region* const region = &storage.region();
   const Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
   conflict->reason = Conflict::Reason::kShared;
-  if (region->is_unlisted_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
+  if (region->is_unchecked_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
   if (region->gate() != nullptr) return false;
   for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
     const Extent other{address(s->data()), address(s->data()) + s->nbytes()};
@@ -345,7 +339,7 @@ class QueueLocks {
  public:
   explicit QueueLocks(std::vector<Region*> regions) : regions_(std::move(regions)) {
     std::sort(regions_.begin(), regions_.end(), [](const Queue* a, const Queue* b) { return a < b; });
-    for (Region* region : regions_) region->lock.lock();
+    lock_together(regions_.size(), [this](size_t i) { return &regions_[i]->lock; });
   }
   QueueLocks(const QueueLocks&) = delete;
   QueueLocks& operator=(const QueueLocks&) = delete;
@@ -464,12 +458,7 @@ void KnownMemory::make_idle(Region* region) noexcept {
 void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin_)] = nullptr; }
 
 void KnownMemory::unmap_region(Region* region) noexcept {
-  if (region->is_unlisted_) {
-    Region** place = &unlisted_;
-    while (*place != region) place = &(*place)->next_unlisted_;
-    *place = region->next_unlisted_;
-    region->is_unlisted_ = false;
-  }
+  region->is_unchecked_ = false;
   if (region->is_mapped_) {
     auto node = map_.extract(region->begin_);
     if (spare_nodes_.size() < kSpare) spare_nodes_.push_back(std::move(node));  // has the capacity
@@ -489,33 +478,8 @@ Storage* KnownMemory::new_storage() {
 }
 
 Region* KnownMemory::new_region() {
-  if (spare_regions_ == nullptr) {
-    const size_t queues = all_regions_ + 2;  // with this region, and the queue of ops that use no memory
-    if (queues_of_fork_.capacity() < queues) queues_of_fork_.reserve(2 * queues);
-    auto* const region = new Region;
-    ++all_regions_;
-    return region;
-  }
+  if (spare_regions_ == nullptr) return new Region;
   return std::exchange(spare_regions_, spare_regions_->next_spare_);
-}
-
-template <class Visit>
-void KnownMemory::for_each_queue(Visit visit) {
-  for (const auto& [begin, region] : map_) visit(*region);
-  for (Region* region = unlisted_; region != nullptr; region = region->next_unlisted_) visit(*region);
-  visit(Engine::instance().loose_queue());
-}
-
-void KnownMemory::visit_queues(void (*visit)(Queue& queue, void* context), void* context) {
-  const std::scoped_lock lock(lock_);
-  for_each_queue([&](Queue& queue) { visit(queue, context); });
-}
-
-std::span<Queue*> KnownMemory::lock_for_fork() noexcept {
-  lock_.lock();
-  queues_of_fork_.clear();
-  for_each_queue([this](Queue& queue) { queues_of_fork_.push_back(&queue); });
-  return queues_of_fork_;
 }
 
 tenon_view_count Region::views() noexcept {

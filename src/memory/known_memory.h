@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -58,14 +57,8 @@ class KnownMemory {
 
   void statistics(tenon_statistics* out);
 
-  // For memory/fork.cc: takes the lock of the map, and returns all queues, valid until it is unlocked. Needs
-  // no memory, so that a fork works without free memory.
-  std::span<Queue*> lock_for_fork() noexcept;
+  void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
-
-  // Calls visit with the queue of every region that has bytes, and with the queue of ops that use no memory.
-  // Holds the lock of the map meanwhile.
-  void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
 
  private:
   using Map = std::map<uintptr_t, Region*>;
@@ -95,8 +88,6 @@ class KnownMemory {
   void sweep() noexcept;
   template <class MakeRegion>
   Ref<Storage> add_to(const Memory& memory, size_t heap_nbytes, MakeRegion make_region);
-  template <class Visit>
-  void for_each_queue(Visit visit);
   StorageIndex* index_of(const Region& region) noexcept;  // null: it has none
   static void add_to(StorageIndex& index, Storage* storage);
   void index_storages(const Region& region) noexcept;
@@ -135,10 +126,7 @@ class KnownMemory {
   std::vector<Storage*> spare_storages_;
   // Regions are reused but never freed: a thread may still lock one whose memory was merged with another.
   Region* spare_regions_ = nullptr;
-  Region* unlisted_ = nullptr;          // of unchecked storages
-  Region gone_;                         // of storages whose memory was moved out; not in the map
-  size_t all_regions_ = 0;              // ever created
-  std::vector<Queue*> queues_of_fork_;  // with capacity for the queues of all of them
+  Region gone_;  // of storages whose memory was moved out; not in the map
   std::vector<Map::node_type> spare_nodes_;
   FailedRange* forgotten_ = nullptr;  // to be deleted by the Section
   uint64_t storages_ = 0;

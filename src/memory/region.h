@@ -32,9 +32,8 @@ class Region : public Queue {
   uintptr_t end_ = 0;
   Storage* storages_ = nullptr;  // on this region, including dead ones that were not swept yet
   Region* next_spare_ = nullptr;
-  Region* next_unlisted_ = nullptr;
-  bool is_unlisted_ = false;  // of an unchecked storage
-  bool is_mapped_ = false;    // in the interval map: false for memory without bytes
+  bool is_unchecked_ = false;  // of an unchecked storage
+  bool is_mapped_ = false;     // in the interval map: false for memory without bytes
 };
 
 }  // namespace tenon::impl

@@ -2,10 +2,13 @@
 #include "memory/storage.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -38,6 +41,26 @@ TEST(Storage, HeapMemoryIsAlignedAndZeroedOnRequest) {
     EXPECT_EQ(address % (nbytes >= (size_t{1} << 20) ? 4096 : 64), 0U) << nbytes;
     for (size_t i = 0; i < nbytes; i += 61) ASSERT_EQ(s->data()[i], std::byte{0});
   }
+}
+
+// A fork that locked every queue would cost a millisecond for each thousand of arrays.
+TEST(Storage, AForkKeepsOnlyTheQueuesInUseListed) {
+  (void)KnownMemory::instance();
+  std::vector<Ref<Storage>> storages;
+  for (int i = 0; i < 5000; ++i) {
+    storages.push_back(Storage::allocate(8, true));
+    const std::scoped_lock lock(storages.back()->region().lock);
+  }
+  EXPECT_GE(ListedQueues::count(), storages.size());
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const std::scoped_lock lock(storages.front()->region().lock);
+    _exit(ListedQueues::count() == 1 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(ListedQueues::count(), 0U);
 }
 
 TEST(Storage, ImpossibleSizesAreOutOfMemoryWithTheNumber) {

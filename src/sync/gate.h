@@ -105,8 +105,8 @@ void leave_gates(Request& request, bool has_written) noexcept;
 // If the request waits at a gate without a thread: the grant of another process that is in its way.
 bool describe_at_gates(Request& request, Holder* holder) noexcept;
 
-// In a forked child, with the locks of all queues: the child has none of the grants, and no other thread uses
-// the request.
+// In a forked child, with the locks of the queues in use: the child has none of the grants, and no other
+// thread uses the request.
 void forget_gates(Request& request) noexcept;
 
 // True: it was waiting at a gate, and become_ready() will not be called. False: become_ready() was called or

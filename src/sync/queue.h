@@ -20,9 +20,9 @@
 #include <cstdint>
 
 #include "base/ref.h"
-#include "base/spin_lock.h"
 #include "sync/failure.h"
 #include "sync/holder.h"
+#include "sync/queue_lock.h"
 #include "sync/request.h"
 
 namespace tenon::impl {
@@ -37,15 +37,18 @@ struct FailedRange {
   uint64_t sequence = 0;  // of the part that failed
 };
 
+// The lock is the first member, so that it leads to its queue.
+struct QueueBase {
+  QueueLock lock;
+};
+
 // Threads: the lock guards everything that is not marked as shared. No function waits, allocates or calls
 // other code: requests that become ready are put on the caller's list.
 // Invariants: among unfinished parts that conflict, only the first is granted, except for parts that act
 // under another part of the same actor and for work on streams behind submitted parts; a waiting part waits
 // for an earlier part or for the host.
-class Queue {
+class Queue : public QueueBase {
  public:
-  SpinLock lock;
-
   // Shared. A hint for callers without the lock, after their wait: if true, they must check with the lock.
   std::atomic<bool> has_failures{false};
 
@@ -70,6 +73,10 @@ class Queue {
     if (gate_ != gate) gate_ = gate;
   }
 
+  // Forks, waits for all ops and reports must find it: it has parts, bound views or views with a grant.
+  bool must_be_listed() const noexcept {
+    return head_ != nullptr || bound_views_ != 0 || (gate_ != nullptr && views_ != nullptr);
+  }
   bool has_parts() const noexcept { return head_ != nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
   bool has_bound_views() const noexcept { return bound_views_ != 0; }

@@ -76,9 +76,8 @@ bool look_at(Request& request, Blocker* blocker) noexcept {
 Request* any_op() noexcept {
   Request *op = nullptr, *replaced = nullptr;
   bool is_waiting = false;
-  visit_queues([&](Queue& queue) {
+  ListedQueues::visit([&](const Queue& queue) {
     if (is_waiting) return;
-    const std::scoped_lock lock(queue.lock);
     for (const RequestPart* e = queue.first(); e != nullptr && !is_waiting; e = e->next) {
       if (e->request->kind != HolderKind::kOp) continue;
       const bool waits = !e->is_granted || e->needs_grant;
@@ -216,10 +215,8 @@ void report_kept_views(const WaitNode& node) noexcept {
 bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept {
   bool is_found = false;
   *is_to_report = false;
-  visit_queues([&](Queue& queue) {
-    if (is_found) return;
-    const std::scoped_lock lock(queue.lock);
-    if (queue.gate() != &gate) return;
+  ListedQueues::visit([&](const Queue& queue) {
+    if (is_found || queue.gate() != &gate) return;
     for (View* v = queue.first_view(); v != nullptr && !*is_to_report; v = v->next) {
       if (v->grant != grant || (is_found && !v->is_bound)) continue;
       *holder = Holder::of(*v);

@@ -12,19 +12,17 @@ namespace tenon::impl {
 namespace {
 
 // The parts are sorted by their queues; the first part of each queue locks it.
-bool is_first_of_queue(std::span<RequestPart> parts, size_t i) noexcept {
-  return i == 0 || parts[i].queue != parts[i - 1].queue;
+QueueLock* lock_of(std::span<RequestPart> parts, size_t i) noexcept {
+  return i == 0 || parts[i].queue != parts[i - 1].queue ? &parts[i].queue->lock : nullptr;
 }
 
 void lock_queues(std::span<RequestPart> parts) noexcept {
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (is_first_of_queue(parts, i)) parts[i].queue->lock.lock();
-  }
+  lock_together(parts.size(), [parts](size_t i) { return lock_of(parts, i); });
 }
 
 void unlock_queues(std::span<RequestPart> parts) noexcept {
   for (size_t i = parts.size(); i-- > 0;) {
-    if (is_first_of_queue(parts, i)) parts[i].queue->lock.unlock();
+    if (QueueLock* const lock = lock_of(parts, i)) lock->unlock();
   }
 }
 

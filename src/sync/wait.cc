@@ -25,8 +25,6 @@ constexpr int64_t kHelperSliceNs = 1'000'000;  // if the sleeper itself must run
 constexpr int64_t kViewsNs = 50'000'000;
 constexpr int64_t kBoundViewNs = 1'000'000'000;  // then bound views in the way are reported
 
-// Set once, when the binding is loaded.
-QueueVisitor queue_visitor = nullptr;
 std::atomic<const Runner*> runner{nullptr};
 
 bool has_own_threads() noexcept {
@@ -36,12 +34,6 @@ bool has_own_threads() noexcept {
 }
 
 }  // namespace
-
-void set_queue_visitor(QueueVisitor visitor) noexcept { queue_visitor = visitor; }
-
-void visit_queues(void (*visit)(Queue& queue, void* context), void* context) {
-  if (queue_visitor != nullptr) queue_visitor(visit, context);
-}
 
 void set_runner(const Runner& new_runner) noexcept {
   // pairs with: has_own_threads, help, "what runs ops"
@@ -164,8 +156,7 @@ class WaitGraph::Walk {
 
   // Visits the ops in all queues.
   void follow_all() {
-    visit_queues([this](Queue& queue) {
-      const std::scoped_lock lock(queue.lock);
+    ListedQueues::visit([this](const Queue& queue) {
       for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
         if (e->request->kind == HolderKind::kOp) visit(*e);
       }

@@ -21,15 +21,6 @@
 
 namespace tenon::impl {
 
-// Calls visit with every queue that may hold parts; set once by the owner of the queues.
-using QueueVisitor = void (*)(void (*visit)(Queue& queue, void* context), void* context);
-void set_queue_visitor(QueueVisitor visitor) noexcept;
-void visit_queues(void (*visit)(Queue& queue, void* context), void* context);
-template <class Visit>
-void visit_queues(Visit visit) {
-  visit_queues([](Queue& queue, void* context) { (*static_cast<Visit*>(context))(queue); }, &visit);
-}
-
 // The functions of the engine that waits need. Without a runner there are no ops.
 struct Runner {
   bool (*help)() noexcept;             // runs one ready op in this thread; false: there is none

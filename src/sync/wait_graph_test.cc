@@ -25,9 +25,6 @@ namespace {
 
 thread_local uint64_t task_here = 0;
 
-// The cells that the walk of a wait for all ops looks through.
-std::vector<Cell*> listed_cells;
-
 class WaitGraphOf : public testing::Test {
  protected:
   void SetUp() override {
@@ -35,15 +32,10 @@ class WaitGraphOf : public testing::Test {
     WaitHooks hooks;
     hooks.current_task = [] { return task_here; };
     set_wait_hooks(hooks);
-    set_queue_visitor([](void (*visit)(Queue&, void*), void* context) {
-      for (Cell* cell : listed_cells) visit(cell->queue, context);
-    });
   }
   void TearDown() override {
     wait_all();
-    set_queue_visitor(nullptr);
     set_wait_hooks({});
-    listed_cells.clear();
     task_here = 0;
   }
 };
@@ -299,8 +291,11 @@ TEST_F(WaitGraphOf, ALeaseThatAThirdThreadGivesBackClosesNoCycleThatNeverWas) {
 // The walk goes through each queue once, whatever the mixture of reads, writes and parts in it.
 TEST_F(WaitGraphOf, ALeaseOfOnesOwnIsFoundBehindALongBacklog) {
   std::array<Cell, 6> cells;
-  listed_cells = {&cells[5], &cells[4], &cells[3], &cells[2], &cells[1], &cells[0]};
   for (const bool is_detached : {false, true}) {
+    // A walk begins at the last cell.
+    for (size_t k = cells.size(); k-- > 0;) {
+      const std::scoped_lock lists_it(cells[k].queue.lock);
+    }
     Conflict conflict;
     CellLease lease(write(cells[0], 0, 4));
     ASSERT_TRUE(lease.acquire(&conflict));
@@ -360,8 +355,7 @@ TEST_F(WaitGraphOf, HundredsOfThreadsThatWaitForOneArrayAllGetIt) {
 }
 
 TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
-  Cell a, b, unlisted;
-  listed_cells = {&a, &b};
+  Cell a, b;
   Conflict conflict;
   {
     CellLease lease(write(a));
@@ -377,7 +371,6 @@ TEST_F(WaitGraphOf, WaitingForAllOpsBehindALeaseOfOnesOwnIsADeadlock) {
 
 TEST_F(WaitGraphOf, WaitingForAllOpsSeesWhatABodyPushesMeanwhile) {
   Cell a, b;
-  listed_cells = {&a, &b};
   Conflict conflict;
   {
     CellLease lease(write(a));
@@ -394,7 +387,6 @@ TEST_F(WaitGraphOf, WaitingForAllOpsSeesWhatABodyPushesMeanwhile) {
 
 TEST_F(WaitGraphOf, APushAtTheLimitBehindALeaseOfOnesOwnIsADeadlock) {
   Cell a;
-  listed_cells = {&a};
   Conflict conflict;
   {
     CellLease lease(write(a));
@@ -454,7 +446,6 @@ TEST_F(BehindAView, WhoIsAloneAndWaitsForAnOpBehindAViewIsToldAndNotHung) {
   CellLease after(read(b));  // behind the op, which is behind the view
   EXPECT_EQ(reason_of([&](Conflict* r) { return after.acquire(r, kWatchdogNs); }),
             Conflict::Reason::kDeadlock);
-  listed_cells = {&b, &a};
   EXPECT_EQ(reason_of([&](Conflict* r) { return Engine::instance().wait_all(Deadline(kWatchdogNs), r); }),
             Conflict::Reason::kDeadlock);
   view.close();
