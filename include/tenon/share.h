@@ -35,11 +35,16 @@ typedef struct tenon_shared_options {
   int32_t numa_node; /* the node of the memory; -1: any */
   int32_t reserved;
   const char* name; /* letters, digits and _ - . (at most 100), for tenon_shared_attach; NULL: none */
+  /* {TENON_CUDA, i}; type 0 or TENON_CPU: the host. A device takes no flags and no numa_node. Memory on a
+   * device comes in steps of 2 MiB and ends with this process: accesses of other processes fail with
+   * OWNER_DIED from then on, also those that overwrite. It is freed when no process uses it any more. */
+  tenon_device device; /* \since 0.6 */
 } tenon_shared_options;
 
 /* New shared memory, contiguous in C order. All of it is allocated when this function returns. flags:
- * TENON_ZEROED, TENON_SUBBYTE_PADDED. options: may be NULL. Fails with VALUE (shape, name; the name is
- * taken), TYPE, NO_MEMORY (the message has the numbers), SYSTEM (no free file descriptor). */
+ * TENON_ZEROED, TENON_SUBBYTE_PADDED. options: may be NULL. Fails with VALUE (shape, name, options; the name
+ * is taken), TYPE, NO_MEMORY (the message has the numbers), SYSTEM (no free file descriptor; the driver
+ * cannot share memory of the device), and on a device as tenon_device_describe. */
 TENON_API tenon_status tenon_shared_create(tenon_dtype dtype, int32_t ndim, const int64_t* shape,
                                            uint32_t flags, const tenon_shared_options* options,
                                            tenon_array** out, tenon_error* error);
@@ -77,8 +82,9 @@ TENON_API tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t r
 TENON_API tenon_status tenon_shared_revoke(tenon_array* array, uint32_t* count, tenon_error* error);
 
 /* Opens a handle on the same machine, as the same user. A handle can be opened several times while the memory
- * exists. Fails with NOT_FOUND (no process has the array any more; another machine, user or PID namespace),
- * VALUE (the bytes are not a handle), NO_MEMORY, SYSTEM. */
+ * exists. Fails with NOT_FOUND (no process has the array any more; another machine, user or PID namespace; on
+ * a device: the process that created it has ended, or this one does not see the device), VALUE (the bytes are
+ * not a handle), NO_MEMORY, SYSTEM. */
 TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** out,
                                          tenon_error* error);
 

@@ -24,6 +24,7 @@ struct SharedOptions {
   bool has_huge_pages = false;
   bool is_populated = false;
   int numa_node = -1;  // -1: any
+  Device device{};     // a GPU: the memory ends with this process, see tenon_shared_options
 };
 
 namespace detail {
@@ -41,6 +42,7 @@ inline tenon_shared_options raw_options(const SharedOptions& options) {
   raw.flags = (options.has_huge_pages ? uint32_t{TENON_HUGE_PAGES} : 0) |
               (options.is_populated ? uint32_t{TENON_POPULATED} : 0);
   raw.numa_node = options.numa_node;
+  raw.device = options.device;
   raw.name = options.name.empty() ? nullptr : name_text(options.name);
   return raw;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "devices.h"
 #include "dims.h"
 #include "dtype.h"
 #include "ndarray.h"
@@ -22,9 +23,9 @@ namespace tenon::python {
 namespace {
 
 Array create_shared(nb::object shape, const DTypeLike& dtype, bool is_zeroed, const std::string& name,
-                    bool has_huge_pages, bool is_populated, int numa_node) {
+                    bool has_huge_pages, bool is_populated, int numa_node, nb::handle device) {
   const Dims dims(shape, "shape");
-  const SharedOptions options{name, has_huge_pages, is_populated, numa_node};
+  const SharedOptions options{name, has_huge_pages, is_populated, numa_node, device_from(device)};
   const DType known = dtype.get();  // with the GIL: it may ask Python
   const nb::gil_scoped_release release;
   return is_zeroed ? zeros_shared(dims.shape(), known, options) : empty_shared(dims.shape(), known, options);
@@ -59,9 +60,9 @@ std::optional<double> set_timeout(Seconds seconds) {
 void add_share(nb::module_& module) {
   module.def(
       "create_shared", create_shared, nb::arg("shape"), nb::arg("dtype"), nb::arg("zeroed"), nb::arg("name"),
-      nb::arg("huge_pages"), nb::arg("populate"), nb::arg("numa_node"),
+      nb::arg("huge_pages"), nb::arg("populate"), nb::arg("numa_node"), nb::arg("device"),
       nb::sig("def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: bool, name: str, "
-              "huge_pages: bool, populate: bool, numa_node: int) -> NDArray"));
+              "huge_pages: bool, populate: bool, numa_node: int, device: str) -> NDArray"));
   module.def(
       "attach",
       [](Text given_name, Flag readonly) {

@@ -912,7 +912,7 @@ def device_statistics() -> dict[str, int]:
     events, and submitted: the ops and exports whose work on a stream is not known to be done.
     """
 
-def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NDArray: ...
+def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int, device: str) -> NDArray: ...
 
 def attach(name: str, readonly: _bool = False) -> NDArray:
     """

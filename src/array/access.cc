@@ -81,6 +81,15 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
                           ", and may have left half of it: overwrite all of it, or repair it "
                           "(on_owner_died=), or call clear_error() if it is good as it is"),
                    static_cast<int32_t>(conflict.holder.pid));
+    case Conflict::Reason::kMemoryDied:
+      return Error(
+          Code::kOwnerDied,
+          concat(what, ": its memory on ",
+                 array != nullptr ? device::text_of(array->storage().memory().device) : "a device",
+                 " was allocated by process ", conflict.holder.pid,
+                 ", which has ended, so its elements are lost: drop the array, and keep the process that "
+                 "creates such an array until the others are done"),
+          static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kTooMany:
       return lease_conflict(
           ": this process holds or awaits as many leases of shared memory as there is room for, or was "

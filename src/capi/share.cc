@@ -2,6 +2,7 @@
 //
 // share.h of the C ABI.
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -30,7 +31,7 @@ namespace tenon::impl::capi {
 SharedOptions shared_options_in(const tenon_shared_options* given, const char* function) {
   SharedOptions options;
   if (given == nullptr) return options;
-  check_struct_size(given->struct_size, sizeof *given, "tenon_shared_options");
+  check_struct_size(given->struct_size, offsetof(tenon_shared_options, device), "tenon_shared_options");
   check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED, function);
   if (given->name != nullptr) {
     options.name = given->name;
@@ -39,6 +40,8 @@ SharedOptions shared_options_in(const tenon_shared_options* given, const char* f
   options.has_huge_pages = (given->flags & TENON_HUGE_PAGES) != 0;
   options.is_populated = (given->flags & TENON_POPULATED) != 0;
   options.node = given->numa_node;
+  const bool has_device = given->struct_size >= offsetof(tenon_shared_options, device) + sizeof given->device;
+  if (has_device && given->device.type != 0) options.device = given->device;
   return options;
 }
 

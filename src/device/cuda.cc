@@ -114,6 +114,19 @@ class CudaDriver final : public Driver {
 
   Status count(int32_t* devices) noexcept override { return cu_.cuDeviceGetCount(devices); }
 
+  Status uuid_of(int32_t ordinal, DeviceUuid* uuid) noexcept override {
+    // The second one names the instance of a GPU that is divided (MIG), the first one the whole GPU.
+    const auto ask = cu_.cuDeviceGetUuid_v2 != nullptr ? cu_.cuDeviceGetUuid_v2 : cu_.cuDeviceGetUuid;
+    if (ask == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+    CUdevice device = 0;
+    if (const Status s = cu_.cuDeviceGet(&device, ordinal)) return s;
+    CUuuid found{};
+    if (const Status s = ask(&found, device)) return s;
+    static_assert(sizeof found == sizeof uuid->bytes);
+    std::memcpy(uuid->bytes.data(), &found, sizeof found);
+    return kOk;
+  }
+
   Status open(int32_t ordinal, Context* context, DeviceTraits* traits) noexcept override {
     CUdevice device = 0;
     char name[256] = "";
@@ -187,6 +200,27 @@ class CudaDriver final : public Driver {
     return cu_.cuMemHostRegister(address, nbytes, flags);
   }
   Status unregister_host(void* address) noexcept override { return cu_.cuMemHostUnregister(address); }
+
+  Status export_memory(void* address, MemoryHandle* handle) noexcept override {
+    if (!has_ipc_functions()) return CUDA_ERROR_NOT_SUPPORTED;
+    CUipcMemHandle made{};
+    static_assert(sizeof made == sizeof handle->bytes);
+    if (const Status s = cu_.cuIpcGetMemHandle(&made, address_of(address))) return s;
+    std::memcpy(handle->bytes.data(), &made, sizeof made);
+    return kOk;
+  }
+  Status open_memory(const MemoryHandle& handle, void** address) noexcept override {
+    if (!has_ipc_functions()) return CUDA_ERROR_NOT_SUPPORTED;
+    CUipcMemHandle given{};
+    std::memcpy(&given, handle.bytes.data(), sizeof given);
+    CUdeviceptr mapped = 0;
+    const Status s = cu_.cuIpcOpenMemHandle(&mapped, given, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (s == kOk) *address = reinterpret_cast<void*>(static_cast<uintptr_t>(mapped));
+    return s;
+  }
+  Status close_memory(void* address) noexcept override {
+    return cu_.cuIpcCloseMemHandle(address_of(address));
+  }
 
   Status describe(const void* address, PointerTraits* traits) noexcept override {
     *traits = {};
@@ -308,6 +342,11 @@ class CudaDriver final : public Driver {
   bool has_pool_functions() const noexcept {
     return cu_.cuMemAllocAsync != nullptr && cu_.cuMemFreeAsync != nullptr &&
            cu_.cuDeviceGetDefaultMemPool != nullptr && cu_.cuMemPoolSetAttribute != nullptr;
+  }
+
+  bool has_ipc_functions() const noexcept {
+    return cu_.cuIpcGetMemHandle != nullptr && cu_.cuIpcOpenMemHandle != nullptr &&
+           cu_.cuIpcCloseMemHandle != nullptr;
   }
 
   // Without a threshold the pool gives its memory back to the system whenever a stream is waited for.

@@ -161,6 +161,9 @@ struct CUDA_MEMCPY3D {
 };
 static_assert(sizeof(CUDA_MEMCPY3D) == 200);
 
+struct CUuuid {
+  char bytes[16];
+};
 struct CUipcMemHandle {
   char reserved[64];
 };
@@ -267,6 +270,8 @@ inline constexpr int kCudaAbi = 11020;
 
 // Functions that a driver may lack: null in the table then.
 #define TENON_CUDA_OPTIONAL_FUNCTIONS(X)                                                                 \
+  X(cuDeviceGetUuid, cuDeviceGetUuid, CUresult(CUuuid* uuid, CUdevice device))                           \
+  X(cuDeviceGetUuid_v2, cuDeviceGetUuid_v2, CUresult(CUuuid* uuid, CUdevice device))                     \
   X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, CUresult(int* mode))           \
   X(cuMemAllocAsync, cuMemAllocAsync, CUresult(CUdeviceptr* address, size_t nbytes, CUstream stream))    \
   X(cuMemFreeAsync, cuMemFreeAsync, CUresult(CUdeviceptr address, CUstream stream))                      \

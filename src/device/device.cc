@@ -191,10 +191,9 @@ uint64_t Device::free_nbytes() {
   return free;
 }
 
-void* Device::allocate(size_t nbytes, bool is_zeroed, Ref<Event>* born) {
+void* Device::allocate_in(Stream pool, size_t nbytes, bool is_zeroed, Ref<Event>* born) {
   const Current current(*this);
   const Stream order = stream(Lane::kMemory);
-  const Stream pool = traits_.has_pools ? order : nullptr;
   void* address = nullptr;
   if (const Status s = driver_.allocate(nbytes, pool, &address)) {
     uint64_t free = 0;
@@ -218,12 +217,12 @@ void* Device::allocate(size_t nbytes, bool is_zeroed, Ref<Event>* born) {
   return address;
 }
 
-void Device::free(void* address, size_t nbytes) noexcept {
+void Device::free_in(Stream pool, void* address, size_t nbytes) noexcept {
   device_nbytes.fetch_sub(nbytes, std::memory_order_relaxed);
   if (!is_usable()) return;  // it is the parent's
   Status status = kOk;
   const Current current(*this, &status);
-  if (status == kOk) (void)driver_.free(address, traits_.has_pools ? stream(Lane::kMemory) : nullptr);
+  if (status == kOk) (void)driver_.free(address, pool);
 }
 
 EventHandle Device::take_event() {

@@ -108,9 +108,18 @@ class Device {
 
   // Memory, aligned to 256 bytes. born: the moment from which on streams other than Lane::kMemory may use it;
   // null: at once. Fails with kNoMemory, kSystem.
-  void* allocate(size_t nbytes, bool is_zeroed, Ref<Event>* born);
+  void* allocate(size_t nbytes, bool is_zeroed, Ref<Event>* born) {
+    return allocate_in(traits_.has_pools ? stream(Lane::kMemory) : nullptr, nbytes, is_zeroed, born);
+  }
   // Requires that all work on the memory is done.
-  void free(void* address, size_t nbytes) noexcept;
+  void free(void* address, size_t nbytes) noexcept {
+    free_in(traits_.has_pools ? stream(Lane::kMemory) : nullptr, address, nbytes);
+  }
+  // The same outside of the pools of the driver, whose memory cannot be given to other processes.
+  void* allocate_alone(size_t nbytes, bool is_zeroed, Ref<Event>* born) {
+    return allocate_in(nullptr, nbytes, is_zeroed, born);
+  }
+  void free_alone(void* address, size_t nbytes) noexcept { free_in(nullptr, address, nbytes); }
 
   // The moment of a stream that has come so far. Fails with kSystem, kNoMemory.
   Ref<Event> record(Stream stream);
@@ -135,6 +144,9 @@ class Device {
  private:
   friend class Event;
   Device(tenon_device id, Driver& driver);
+  // pool: the stream in whose order a pool allocates; null: no pool.
+  void* allocate_in(Stream pool, size_t nbytes, bool is_zeroed, Ref<Event>* born);
+  void free_in(Stream pool, void* address, size_t nbytes) noexcept;
   EventHandle take_event();
   void give_event(EventHandle handle) noexcept;
 

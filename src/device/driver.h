@@ -4,6 +4,7 @@
 // CUDA driver API; the driver of another vendor is a second implementation.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -62,6 +63,17 @@ struct PointerTraits {
   int32_t ordinal = 0;
 };
 
+// Names a device in all processes of the machine.
+struct DeviceUuid {
+  std::array<uint8_t, 16> bytes{};
+  friend bool operator==(const DeviceUuid&, const DeviceUuid&) = default;
+};
+
+// With which other processes open memory: as the driver makes it.
+struct MemoryHandle {
+  std::array<uint8_t, 64> bytes{};
+};
+
 // Threads: any. Functions without a Context parameter that allocate, submit or record need the context of
 // their device to be current (enter). None throws.
 class Driver {
@@ -75,6 +87,8 @@ class Driver {
   virtual bool is_usable() const noexcept = 0;
 
   virtual Status count(int32_t* devices) noexcept = 0;
+  // Needs no context.
+  virtual Status uuid_of(int32_t ordinal, DeviceUuid* uuid) noexcept = 0;
   // Creates or retains what work on a device needs.
   virtual Status open(int32_t ordinal, Context* context, DeviceTraits* traits) noexcept = 0;
   // Makes the context that of this thread until leave(). Calls between them do not break the capture of a
@@ -93,6 +107,11 @@ class Driver {
   virtual Status free_host(void* address) noexcept = 0;
   virtual Status register_host(void* address, size_t nbytes, bool is_readonly) noexcept = 0;
   virtual Status unregister_host(void* address) noexcept = 0;
+  // Of memory that was allocated without a stream.
+  virtual Status export_memory(void* address, MemoryHandle* handle) noexcept = 0;
+  // Maps memory of another process. Each call needs one of close_memory().
+  virtual Status open_memory(const MemoryHandle& handle, void** address) noexcept = 0;
+  virtual Status close_memory(void* address) noexcept = 0;
   virtual Status describe(const void* address, PointerTraits* traits) noexcept = 0;
 
   virtual Status create_stream(Stream* stream) noexcept = 0;

@@ -29,19 +29,22 @@ Code code_of(Conflict::Reason reason) noexcept {
     case Conflict::Reason::kTimeout: return Code::kTimeout;
     case Conflict::Reason::kDeadlock: return Code::kDeadlock;
     case Conflict::Reason::kInterrupted: return Code::kInterrupted;
-    case Conflict::Reason::kOwnerDied: return Code::kOwnerDied;
+    case Conflict::Reason::kOwnerDied:
+    case Conflict::Reason::kMemoryDied: return Code::kOwnerDied;
     default: return Code::kLeaseConflict;
   }
 }
 
 int32_t op_code_of(const Conflict& conflict) noexcept {
-  return conflict.reason == Conflict::Reason::kOwnerDied ? static_cast<int32_t>(conflict.holder.pid) : 0;
+  return code_of(conflict.reason) == Code::kOwnerDied ? static_cast<int32_t>(conflict.holder.pid) : 0;
 }
 
 // The message of an op that a gate has refused.
 std::string text_of(const Conflict& conflict) {
   switch (conflict.reason) {
     case Conflict::Reason::kOwnerDied: return dead_owner_text(conflict.holder);
+    case Conflict::Reason::kMemoryDied:
+      return concat("process ", conflict.holder.pid, " had allocated the memory on a device, and has ended");
     case Conflict::Reason::kTimeout: return concat("it has waited too long for ", text_of(conflict.holder));
     case Conflict::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(conflict.holder));
     default: return concat("it cannot use memory of other processes beside ", text_of(conflict.holder));

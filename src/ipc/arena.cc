@@ -132,8 +132,8 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
   const Array& bytes = *arena->memory_;
   const uint64_t nbytes = bytes.desc().nbytes;
   auto* const state = reinterpret_cast<ArenaState*>(bytes.data());
-  const bool has_room = bytes.shape().size() == 1 && bytes.desc().itemsize == 1 && bytes.is_contiguous() &&
-                        nbytes > sizeof(ArenaState) &&
+  const bool has_room = !bytes.is_on_device() && bytes.shape().size() == 1 && bytes.desc().itemsize == 1 &&
+                        bytes.is_contiguous() && nbytes > sizeof(ArenaState) &&
                         reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
   if (!has_room || state->mark.load(std::memory_order_relaxed) != kArenaMark) {
     throw_error(Code::kValue, "the memory of this array of shape ", shape_text(bytes.shape()),

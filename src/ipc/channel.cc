@@ -78,8 +78,8 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   channel->is_closed_.store(true, std::memory_order_relaxed);
   const uint64_t nbytes = memory->desc().nbytes;
   auto* const state = reinterpret_cast<ChannelState*>(memory->data());
-  const bool has_room =
-      memory->shape().size() == 1 && memory->desc().itemsize == 1 && nbytes > sizeof(ChannelState);
+  const bool has_room = !memory->is_on_device() && memory->shape().size() == 1 &&
+                        memory->desc().itemsize == 1 && nbytes > sizeof(ChannelState);
   // pairs with: Channel::create, "the description of a channel"
   if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
   channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),

@@ -193,7 +193,7 @@ class Inspection {
   // The bytes of an array that lie in the file, at most `most` of them. Null: none can be read.
   std::unique_ptr<FileBytes> bytes_of(const ArrayReport& array, uint64_t most) const {
     const uint64_t data_nbytes = header_.total_nbytes - header_.data_at;
-    if (array.begin > data_nbytes) return nullptr;
+    if ((header_.required & kOnDevice) != 0 || array.begin > data_nbytes) return nullptr;
     const uint64_t nbytes = std::min({array.nbytes, data_nbytes - array.begin, most});
     if (nbytes == 0) return nullptr;
     auto copy = std::make_unique<FileBytes>(nbytes);

@@ -44,7 +44,7 @@ void check_array(const Header& header) {
     throw_damaged(concat("it has no array of shape ", shape_text(shape), " and dtype code ", int{array.code},
                          " of ", int{array.bits}, " bits"));
   }
-  if (nbytes > header.total_nbytes - header.data_at) {
+  if ((header.required & kOnDevice) == 0 && nbytes > header.total_nbytes - header.data_at) {
     throw_damaged(
         concat("its array of ", nbytes, " bytes does not fit into ", header.total_nbytes - header.data_at));
   }
@@ -77,7 +77,7 @@ void check(const Header& header, size_t file_nbytes) {
     throw_damaged(concat("its layout has version ", header.major, ".", header.minor, ", this library knows ",
                          kMajor, ".x; use the same version of Tenon in both processes"));
   }
-  if (header.required != 0) {
+  if ((header.required & ~kOnDevice) != 0) {
     throw_damaged(concat("it needs features (bits ", header.required,
                          ") that this library does not know: use a later version"));
   }

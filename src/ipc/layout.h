@@ -58,6 +58,10 @@ struct NamedArray {
   int64_t shape[kMostAxes];
 };
 
+// Of Header::required: the data are a device::SharedMemoryRecord, and the bytes of the only block lie on that
+// device. They exist as long as the creator's process.
+constexpr uint64_t kOnDevice = 1;
+
 struct Header {
   char magic[8];
   uint32_t byte_order;  // kByteOrder in the byte order of the creator's machine

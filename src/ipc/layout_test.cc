@@ -112,7 +112,7 @@ TEST_F(Layout, WhatIsWrongIsSaid) {
   says("pointer", [](Header& h) { h.pointer_nbytes = 4; });
   says("mutex", [](Header& h) { h.mutex_nbytes = 24; });
   says("the same version of Tenon", [](Header& h) { h.major = kMajor + 1; });
-  says("features", [](Header& h) { h.required = 1; });
+  says("features", [](Header& h) { h.required = 2; });
   says("size of its header", [](Header& h) { h.header_nbytes += 8; });
   says("its header has", [](Header& h) {
     h.minor = kMinor + 1;

@@ -139,7 +139,8 @@ bool OpenSegments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
   if (!segment.participant().can_leave()) return false;
   // A living creator of an unnamed segment may send further handles on it.
   const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
-  if (comes_again || segment.has_sent()) return false;
+  const bool may_be_opened = segment.has_sent() && !segment.has_lost_memory();
+  if (comes_again || may_be_opened || !segment.may_end_memory()) return false;
   leaving_.erase(leaving);
   open_.erase(at);
   return true;

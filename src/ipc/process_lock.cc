@@ -94,8 +94,9 @@ void write_text(char* to, size_t room, Text text) noexcept {
   to[length] = '\0';
 }
 
-void describe_death(uint32_t pid, Conflict* conflict) noexcept {
-  conflict->reason = Conflict::Reason::kOwnerDied;
+void describe_death(uint32_t pid, Conflict* conflict,
+                    Conflict::Reason reason = Conflict::Reason::kOwnerDied) noexcept {
+  conflict->reason = reason;
   conflict->holder = Holder();
   conflict->holder.kind = HolderKind::kProcess;
   conflict->holder.access = Access::kWrite;
@@ -106,7 +107,7 @@ void describe_death(uint32_t pid, Conflict* conflict) noexcept {
 
 ByteRange ProcessLock::bytes_of(const Extent& extent) const noexcept {
   const Block& b = block();
-  const auto base = reinterpret_cast<uintptr_t>(segment_.data()) + b.begin.load(std::memory_order_relaxed);
+  const auto base = reinterpret_cast<uintptr_t>(segment_.data_of(index_));
   const uint64_t nbytes = b.nbytes.load(std::memory_order_relaxed);
   const auto offset = [&](uintptr_t address) {
     return address <= base ? 0 : std::min<uint64_t>(address - base, nbytes);
@@ -249,6 +250,11 @@ ProcessLock::GrantResult ProcessLock::try_grant(GrantId grant, bool ignores_deat
     if (!has_news && (blockers->count != 0 || observe(b.death_moves) == death_moves)) break;
   }
   if (blockers->count != 0) return GrantResult::kBlocked;
+  if (segment_.has_lost_memory()) {
+    describe_death(segment_.header().creator_pid, conflict, Conflict::Reason::kMemoryDied);
+    free_grant(grant);
+    return GrantResult::kDied;
+  }
   if (died != 0 && !ignores_death) {
     describe_death(died, conflict);
     free_grant(grant);

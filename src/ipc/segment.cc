@@ -41,6 +41,7 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.major = kMajor;
   h.minor = kMinor;
   h.header_nbytes = sizeof(Header);
+  h.required = plan.is_on_device ? kOnDevice : 0;
   h.id = random_id();
   h.lives_at = kLivesAt;
   h.places_at = kPlacesAt;
@@ -81,6 +82,7 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
     os::commit(segment->file_, 0, kPlacesAt, "the control part of a shared segment");
     os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
   }
+  segment->is_creator_ = true;
   segment->map(true, plan.node);
   std::memcpy(segment->control_.base, &h, sizeof h);
   segment->join(mutex_owner);
@@ -125,6 +127,7 @@ ProcessLock& Segment::lock(uint32_t block) {
 }
 
 Segment::~Segment() {
+  memory_.reset();  // while the place shows the creator that this process uses the memory
   if (participant_) participant_->leave();
   if (name_ && is_empty(block(0).users)) remove_name(header_.name, header_.id);
   if (data_ != nullptr) os::unmap(data_, data_nbytes());
@@ -135,6 +138,35 @@ void Segment::make_writable() {
   if (is_writable_) return;
   os::make_writable(data_, data_nbytes());
   is_writable_ = true;
+}
+
+void Segment::lie_on(std::unique_ptr<device::SharedMemory> memory) {
+  os::commit(file_, header_.data_at, data_nbytes(), "the record of a shared array on a device");
+  std::memcpy(data_, &memory->record(), sizeof memory->record());
+  memory_ = std::move(memory);
+}
+
+void Segment::open_memory() {
+  if (!is_on_device() || memory_ != nullptr) return;
+  if (has_lost_memory()) {
+    throw_error(Code::kNotFound, "the shared array cannot be opened: process ", header_.creator_pid,
+                ", which had allocated its memory on a device, has ended");
+  }
+  device::SharedMemoryRecord record;
+  if (data_nbytes() < sizeof record || !os::read_at(file_, header_.data_at, &record, sizeof record) ||
+      block(0).nbytes.load(std::memory_order_relaxed) > record.nbytes ||
+      block(0).begin.load(std::memory_order_relaxed) != 0) {
+    throw_error(
+        Code::kValue,
+        "this is no shared memory that Tenon can use: the record of its memory on a device is damaged");
+  }
+  memory_ = device::SharedMemory::open(record);
+}
+
+bool Segment::may_end_memory() noexcept {
+  if (!is_on_device() || !is_creator_) return true;
+  reap_all(control_);
+  return free_if_unused(0);
 }
 
 void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
@@ -152,6 +184,7 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   if (index >= header_.blocks || participant_->index() == Participant::kNone) return false;
   Block& b = block(index);
+  const uint64_t room = is_on_device() ? UINT64_MAX : data_nbytes();
   const std::scoped_lock uses(uses_lock_);
   if (uses_[index] == 0) {
     // First the bit, then the state. The creator does the opposite in free_if_unused(): so if both run at
@@ -159,8 +192,8 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
     set_bit(b.users, participant_->index());
     const bool is_there =
         observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
-        b.begin.load(std::memory_order_relaxed) <= data_nbytes() &&
-        b.nbytes.load(std::memory_order_relaxed) <= data_nbytes() - b.begin.load(std::memory_order_relaxed);
+        b.begin.load(std::memory_order_relaxed) <= room &&
+        b.nbytes.load(std::memory_order_relaxed) <= room - b.begin.load(std::memory_order_relaxed);
     if (!is_there) {
       clear_bit(b.users, participant_->index());
       return false;
@@ -178,7 +211,9 @@ bool Segment::leave(uint32_t index) noexcept {
   {
     const std::scoped_lock uses(uses_lock_);
     is_last = --uses_[index] == 0;
-    if (is_last && participant_->index() != Participant::kNone) {
+    // A process that has the memory of another one mapped keeps it until the segment is closed.
+    const bool has_mapping = memory_ != nullptr && !is_creator_;
+    if (is_last && !has_mapping && participant_->index() != Participant::kNone) {
       clear_bit(block(index).users, participant_->index());
     }
   }
@@ -325,6 +360,7 @@ void Segment::after_fork() noexcept { uses_lock_.unlock(); }
 void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
   limited_.clear();  // the parent's
+  is_creator_ = false;
   // With the parent's open file description, the child would hold the lock of the parent's place.
   const bool has_own_file = os::reopen(file_) &&
                             os::remap(file_, 0, control_.base, Control::nbytes_of(header_), true) &&

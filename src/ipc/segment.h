@@ -10,6 +10,7 @@
 
 #include "base/os.h"
 #include "base/spin_lock.h"
+#include "device/shared_memory.h"
 #include "ipc/layout.h"
 #include "ipc/names.h"
 #include "ipc/participant.h"
@@ -31,7 +32,8 @@ struct SegmentPlan {
   uint32_t blocks = 1;
   const NamedArray* array = nullptr;
   bool has_huge_pages = false;
-  int node = -1;  // of NUMA; -1: any
+  int node = -1;              // of NUMA; -1: any
+  bool is_on_device = false;  // its one block gets the memory of lie_on()
 };
 
 // Threads: any.
@@ -53,8 +55,10 @@ class Segment {
   const Control& control() const noexcept { return control_; }
   Block& block(uint32_t i) const noexcept { return control_.block(i); }
   std::byte* data() const noexcept { return data_; }
+  // On a device: after lie_on() or open_memory().
   std::byte* data_of(uint32_t block) const noexcept {
-    return data_ + control_.block(block).begin.load(std::memory_order_relaxed);
+    std::byte* const base = memory_ != nullptr ? memory_->data() : data_;
+    return base + control_.block(block).begin.load(std::memory_order_relaxed);
   }
   uint64_t data_nbytes() const noexcept { return header_.total_nbytes - header_.data_at; }
   Participant& participant() noexcept { return *participant_; }
@@ -62,6 +66,23 @@ class Segment {
   bool is_writable() const noexcept { return is_writable_; }
   // Fails with kSystem.
   void make_writable();
+
+  bool is_on_device() const noexcept { return (header_.required & kOnDevice) != 0; }
+  // Where the bytes of the blocks are. On a device: after lie_on() or open_memory().
+  tenon_device device() const noexcept {
+    return memory_ != nullptr ? memory_->device() : tenon_device{TENON_CPU, 0};
+  }
+  // The memory on a device is gone with the process that had allocated it.
+  bool has_lost_memory() const noexcept { return is_on_device() && !is_creator_alive(); }
+  // Gives a new segment on a device its memory. Fails with kNoMemory.
+  void lie_on(std::unique_ptr<device::SharedMemory> memory);
+  // Maps the memory of a segment on a device into this process, at the first call. Requires a use of the
+  // block, which keeps the memory. Fails with kNotFound (the creator has ended; this process does not see the
+  // device), kValue, kSystem.
+  void open_memory();
+  // The segment may be closed: it is not on a device, or no other process uses the memory that this one would
+  // free. Requires: this process does not use a block.
+  bool may_end_memory() noexcept;
 
   // Gives a free block to a storage of this process. Creator only.
   void take_block(uint32_t block, uint64_t begin, uint64_t nbytes) noexcept;
@@ -122,6 +143,9 @@ class Segment {
   Control control_;
   std::byte* data_ = nullptr;
   bool is_writable_ = false;
+  bool is_creator_ = false;
+  // Constant after the first use of the block. Null: not on a device, or not used here.
+  std::unique_ptr<device::SharedMemory> memory_;
   std::unique_ptr<Participant> participant_;
   NameHold name_;
 

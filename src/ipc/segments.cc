@@ -154,6 +154,12 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
   if (!segment.use(block, generation)) {
     throw_error(Code::kNotFound, "the shared array does not exist any more: all processes have released it");
   }
+  try {
+    segment.open_memory();
+  } catch (...) {
+    end_use(use.release());
+    throw;
+  }
   std::byte* const data = segment.data_of(block);
   const uint64_t nbytes = segment.block(block).nbytes.load(std::memory_order_relaxed);
   if (Ref<Storage> living = Storage::find(data, nbytes, is_readonly ? Access::kRead : Access::kWrite)) {
@@ -161,8 +167,8 @@ Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t gen
     return living;
   }
   try {
-    Ref<Storage> storage =
-        Storage::adopt({data, nbytes, data, nbytes, is_readonly, use.get(), end_use, &segment.lock(block)});
+    Ref<Storage> storage = Storage::adopt({data, nbytes, data, nbytes, is_readonly, use.get(), end_use,
+                                           &segment.lock(block), segment.device()});
     (void)use.release();
     return storage;
   } catch (...) {
@@ -277,8 +283,56 @@ Ref<Array> Segments::create_with(const std::string& name, Create create) {
   });
 }
 
+namespace {
+
+void check_is_on_host(const SharedOptions& options, const char* what) {
+  if (options.device.type == TENON_CPU) return;
+  throw_error(Code::kValue, what, " cannot be on ", device::text_of(options.device), ": use 'cpu'");
+}
+
+}  // namespace
+
+Ref<Array> Segments::create_on_device(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options) {
+  if (options.has_huge_pages || options.is_populated || options.node >= 0) {
+    throw_error(Code::kValue,
+                "huge pages, populated pages and NUMA nodes are options of memory on the host: a shared "
+                "array on ",
+                device::text_of(options.device), " cannot have them");
+  }
+  const uint64_t nbytes = nbytes_of(dtype, shape, flags);
+  const auto allocate = [&] {
+    return device::SharedMemory::create(options.device, nbytes, (flags & TENON_ZEROED) != 0);
+  };
+  std::unique_ptr<device::SharedMemory> memory;  // without the lock: zeroing takes time
+  try {
+    memory = allocate();
+  } catch (const Error& e) {
+    if (e.code() != Code::kNoMemory) throw;
+    {
+      const std::scoped_lock locked(lock_);
+      sweep_some();  // arrays that have gone may still have their memory
+    }
+    memory = allocate();
+  }
+  return create_with(options.name, [&] {
+    SegmentPlan plan;
+    const NamedArray array = named_array(dtype, shape, flags);
+    plan.name = options.name;
+    plan.data_nbytes = sizeof(device::SharedMemoryRecord);
+    plan.array = &array;
+    plan.is_on_device = true;
+    std::unique_ptr<Segment> fresh = Segment::create(plan, MutexOwner::instance());
+    fresh->lie_on(std::move(memory));
+    fresh->take_block(0, 0, std::max<uint64_t>(nbytes, 1));
+    return take_over(open_.add(std::move(fresh)), 0, dtype, shape, flags, options);
+  });
+}
+
 Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options) {
   check_dtype(dtype);
+  if (device::is_device_memory(options.device) && !options.prepare)
+    return create_on_device(dtype, shape, flags, options);
+  check_is_on_host(options, options.prepare ? "the memory of an arena" : "a shared array");
   const uint64_t nbytes = nbytes_of(dtype, shape, flags);
   return create_with(options.name, [&] {
     if (!options.name.empty() || options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) {
@@ -297,6 +351,7 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
   if (sizes.empty() || sizes.size() > kMostBlocks) {
     throw_error(Code::kValue, sizes.size(), " blocks of shared memory: there may be 1 to ", kMostBlocks);
   }
+  check_is_on_host(options, "the memory of a channel");
   return create_with(options.name, [&] {
     const auto n = static_cast<int64_t>(sizes[0]);
     Segment& segment = make_alone(named_array(kBytes, {&n, 1}, 0), sizes, options);
@@ -353,7 +408,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
   }
   const auto is_used = [](Segment& segment) {
     reap_all(segment.control());
-    return !is_empty(segment.block(0).users);
+    return !is_empty(segment.block(0).users) && !segment.has_lost_memory();
   };
   if (Segment* const here = open_.find(record->segment)) return is_used(*here) ? here : nullptr;
   const std::string prefix = file_prefix(record->segment);
@@ -508,7 +563,7 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   adoption.struct_size = sizeof adoption;
   adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
   adoption.data = storage->data() + (is_inside ? handle.offset : 0);
-  adoption.device = {TENON_CPU, 0};
+  adoption.device = storage->memory().device;
   adoption.ndim = static_cast<int32_t>(handle.shape.size());
   adoption.dtype = handle.dtype;
   adoption.shape = handle.shape.data();

@@ -25,6 +25,7 @@ struct SharedOptions {
   bool has_huge_pages = false;
   bool is_populated = false;
   int node = -1;  // the NUMA node; -1: any
+  tenon_device device{TENON_CPU, 0};
   // Initializes the memory, before another process can find it by its name.
   std::function<void(std::byte*)> prepare;
 };
@@ -38,10 +39,10 @@ class Segments {
   static Segments& instance();
 
   // A new array in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kNoMemory, kSystem, kType,
-  // kValue (shape, or the name is taken).
+  // kValue (shape, options, or the name is taken), and on a device as Device::of.
   Ref<Array> create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
-  // A new segment with one block for each size. Returns the first block as an array of bytes; sibling()
-  // returns the others. Fails as create().
+  // A new segment of the host with one block for each size. Returns the first block as an array of bytes;
+  // sibling() returns the others. Fails as create().
   Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
   // Another block of the segment, as an array of bytes. first: the array of the first block. Fails with
   // kValue (there is no such block).
@@ -104,6 +105,7 @@ class Segments {
   void sweep_some();
   bool sweep_all();
   Segment& make_alone(const NamedArray& array, std::span<const uint64_t> sizes, const SharedOptions& options);
+  Ref<Array> create_on_device(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
   Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);

@@ -146,11 +146,14 @@ void leave_gates(Request& request, bool has_written) noexcept {
   for (RequestPart& e : request.parts) {
     if (e.grant == kNoGrant) continue;
     GrantId grant = kNoGrant;
+    bool is_left_to_streams = false;
     {
       const std::scoped_lock lock(e.queue->lock);
       grant = std::exchange(e.grant, kNoGrant);
       e.needs_grant = e.is_appended;
+      is_left_to_streams = !e.queue->is_plain() && e.queue->is_grant_of_streams(grant);
     }
+    if (is_left_to_streams) e.queue->gate()->disown(grant);
     e.queue->gate()->leave(grant, has_written && e.access == Access::kWrite);
   }
   if (request.gate_quota == 0) return;

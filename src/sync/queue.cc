@@ -279,6 +279,20 @@ const View* Queue::granted_view(Access access, const Extent& extent) const noexc
   return nullptr;
 }
 
+bool Queue::is_grant_of_streams(GrantId grant) const noexcept {
+  const auto is_of_view = [grant](const View* v) {
+    while (v != nullptr && v->grant != grant) v = v->next;
+    return v != nullptr;
+  };
+  if (is_of_view(views_)) return false;
+  bool is_any = false;
+  for (const RequestPart* e = head_; e != nullptr; e = e->next) {
+    if ((e->grant == grant && !e->is_submitted) || is_of_view(e->views)) return false;
+    is_any |= e->grant == grant;
+  }
+  return is_any;
+}
+
 void Queue::mark_views_inherited() noexcept {
   for (View* v = views_; v != nullptr; v = v->next) {
     if (v->grant == kNoGrant) continue;

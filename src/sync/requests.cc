@@ -408,28 +408,11 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   return *has ? Appended::kGranted : refuse(conflict, Conflict::Reason::kNoPossession, {});
 }
 
-// Of memory on a device. Submitted parts are not in the way: the stream of the view waits for them.
-Appended try_open_on_stream(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
-  RequestPart* under = nullptr;
-  if (view.extent.end != 0) {
-    const Appended checked = find_own_part(queue, view, may_weaken, &under, conflict);
-    if (checked != Appended::kGranted) return checked;
-    if (under == nullptr) {
-      if (is_undeclared(queue)) return refuse(conflict, Conflict::Reason::kUndeclared, {});
-      if (must_take_turn(queue, view, queue.first_unsubmitted_conflict(view.access, view.extent)))
-        return Appended::kWaiting;
-    }
-  }
-  queue.add_view(&view, under);
-  return Appended::kGranted;
-}
-
 // Requires the lock of the queue.
 Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
   if (!queue.is_plain()) [[unlikely]] {
     if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
     if (view.device == nullptr) return refuse(conflict, Conflict::Reason::kOnDevice, {});
-    return try_open_on_stream(queue, view, may_weaken, conflict);
   }
   if (view.extent.end == 0) {  // a view without bytes never waits
     queue.add_view(&view, nullptr);
@@ -452,9 +435,12 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict)
       if (checked != Appended::kGranted) return checked;
     }
   }
-  if (has.under == nullptr && (queue.has_parts() || queue.has_bound_views()) &&
-      must_take_turn(queue, view, queue.first_conflict(view.access, view.extent))) {
-    return Appended::kWaiting;
+  if (has.under == nullptr && (queue.has_parts() || queue.has_bound_views())) {
+    // Submitted parts are not in the way of a view on a device: its stream waits for them.
+    const RequestPart* const first = queue.is_plain()
+                                         ? queue.first_conflict(view.access, view.extent)
+                                         : queue.first_unsubmitted_conflict(view.access, view.extent);
+    if (must_take_turn(queue, view, first)) return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {
     view.grant = has.grant();
@@ -507,9 +493,15 @@ void close_view(View& view, Request& rest) noexcept {
   part.request = &rest;
   part.is_appended = true;
   queue.lock.lock();
+  // Other processes wait until the work on the stream is done.
+  part.grant = std::exchange(view.grant, kNoGrant);
+  rest.is_gated = part.grant != kNoGrant;
   queue.insert_submitted(&part, &ready);
   queue.remove_view(&view, &ready);
+  const GrantId grant = part.grant;
+  const bool is_left_to_streams = rest.is_gated && queue.is_grant_of_streams(grant);
   queue.lock.unlock();
+  if (is_left_to_streams) queue.gate()->disown(grant);
   if (!ready.is_empty()) notify(ready);
 }
 

@@ -42,7 +42,7 @@ static void check_handles(void) {
 static void check_names(void) {
   const int64_t shape[1] = {5};
   const tenon_dtype i8 = {TENON_INT, 64, 1};
-  tenon_shared_options options = {sizeof options, TENON_POPULATED, -1, 0, "tenon.abi_client"};
+  tenon_shared_options options = {sizeof options, TENON_POPULATED, -1, 0, "tenon.abi_client", {TENON_CPU, 0}};
   tenon_error error = TENON_ERROR_INIT;
   tenon_array *array = NULL, *attached = NULL;
   CHECK(tenon_shared_create(i8, 1, shape, TENON_ZEROED, &options, &array, &error) == TENON_OK);
@@ -114,7 +114,7 @@ static void check_arenas(void) {
   const tenon_field features[2] = {{"A", f4, 1, seven}, {"B", f4, 0, NULL}};
   const tenon_field counts[1] = {{"D", i8, 1, three}};
   const tenon_layout layouts[2] = {{"features", 2, 0, features}, {"counts", 1, 0, counts}};
-  tenon_shared_options shared = {sizeof shared, 0, -1, 0, NULL};
+  tenon_shared_options shared = {sizeof shared, 0, -1, 0, NULL, {0, 0}};
   tenon_lease_options options = {sizeof options, TENON_WRITE, 0, 0, 0, TENON_DEFAULT_TIMEOUT, NULL};
   tenon_error error = TENON_ERROR_INIT;
   tenon_arena *arena = NULL, *again = NULL, *over = NULL, *none = NULL;
@@ -257,7 +257,7 @@ static void check_channels(void) {
 static void check_observers(void) {
   const int64_t shape[1] = {5};
   const tenon_dtype i8 = {TENON_INT, 64, 1};
-  const tenon_shared_options options = {sizeof options, 0, -1, 0, "tenon.abi_observed"};
+  const tenon_shared_options options = {sizeof options, 0, -1, 0, "tenon.abi_observed", {0, 0}};
   tenon_error error = TENON_ERROR_INIT;
   tenon_array* array = NULL;
   char* text = NULL;

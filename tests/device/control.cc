@@ -49,6 +49,8 @@ int version_of(std::string_view name) {
                                                            {"cuThreadExchangeStreamCaptureMode", 10010},
                                                            {"cuGetProcAddress", 11030},
                                                            {"cuIpcOpenMemHandle", 11000},
+                                                           {"cuDeviceGetUuid", 9020},
+                                                           {"cuDeviceGetUuid_v2", 11040},
                                                            {"cuDevicePrimaryCtxRelease", 11000}};
   auto found = versions.find(name);
   return found == versions.end() ? 7000 : found->second;
@@ -92,7 +94,8 @@ bool take_setting(const std::string& key, const std::string& value) {
                                                    {"ipc", &set.ipc},
                                                    {"register", &set.registers},
                                                    {"verbose", &set.verbose}};
-  const std::map<std::string_view, int*> numbers = {{"devices", &set.devices}, {"version", &set.version}};
+  const std::map<std::string_view, int*> numbers = {
+      {"devices", &set.devices}, {"first", &set.first}, {"version", &set.version}};
   const std::map<std::string_view, uint64_t*> sizes = {{"memory", &set.memory}, {"delay_us", &set.delay_us}};
   if (auto flag = flags.find(key); flag != flags.end()) {
     *flag->second = number != 0;
@@ -189,6 +192,13 @@ const char* name_of(CUresult error) {
 }
 
 bool is_device_ordinal(CUdevice device) { return device >= 0 && device < state().n_devices; }
+
+CUresult write_uuid(const State& s, CUuuid* uuid, CUdevice device) {
+  if (!is_device_ordinal(device)) return CUDA_ERROR_INVALID_DEVICE;
+  *uuid = {"fake GPU"};
+  uuid->bytes[15] = static_cast<char>(s.settings.first + device);
+  return CUDA_SUCCESS;
+}
 
 }  // namespace
 
@@ -312,6 +322,16 @@ CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
   if (!is_device_ordinal(device)) return CUDA_ERROR_INVALID_DEVICE;
   std::snprintf(name, static_cast<size_t>(size), "Fake GPU %d", device);
   return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  TENON_FAKE_CALL(kInit);
+  return write_uuid(s, uuid, device);
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  TENON_FAKE_CALL(kInit);
+  return write_uuid(s, uuid, device);
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {

@@ -119,7 +119,7 @@ struct Arena {
 };
 
 struct Settings {
-  int devices = 1;
+  int devices = 1, first = 0;
   size_t memory = size_t{1} << 30;
   uint64_t delay_us = 50;
   int version = 12040;

@@ -16,6 +16,7 @@
  * Settings are a list "key=value,key=value". A process takes them from the environment variable
  * TENON_FAKE_CUDA at its first call; fake_cuda_configure() adds to them.
  *   devices=1          number of devices (0: cuInit gives CUDA_ERROR_NO_DEVICE)
+ *   first=0            the first device that this process sees, of those of the machine: their UUIDs differ
  *   memory=1073741824  bytes of each device
  *   seed=1             of the order in which streams run
  *   delay_us=50        work starts up to this much later (sometimes 10 times as much); 0: at once

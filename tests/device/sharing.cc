@@ -147,7 +147,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsi
   if (bytes == nullptr) return kMapFailed;
   CUresult error = take_addresses(s.addresses, within + given.nbytes, kPage, &base);
   if (error != CUDA_SUCCESS) return error;
-  int device = given.device < s.n_devices ? given.device : call.context->device;
+  int device = call.context->device;  // its number may be another one in the other process
   Block& block = add_block(Kind::kIpc, base + within, given.nbytes, bytes.get() + within, device);
   block.n_opened = 1;
   block.handle = key;

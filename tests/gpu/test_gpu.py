@@ -5,6 +5,7 @@ the run fails. PyTorch, CuPy and JAX take part where their builds for CUDA are i
 Kernels that are delayed on purpose make a missing wait visible as wrong values."""
 
 import gc
+import multiprocessing
 import sys
 import time
 import traceback
@@ -107,6 +108,26 @@ def test_a_feed_delivers_on_the_device(options):
             assert kept[-1].index == 99
             del kept, batch
         assert feed.stats().host_memory in ("registered", "staged"), feed.stats().host_memory
+
+
+def test_spawned_processes_share_an_array():
+    a = tn.zeros((4, N), "i4", "cuda:0", shared=True)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.starmap(tn.NDArray.__setitem__, [(a[i], ..., i) for i in range(4)])
+        assert [pool.apply(float, (a[i, N - 1],)) for i in range(4)] == [0, 1, 2, 3]
+    assert (a.to("cpu").numpy() == np.arange(4)[:, None]).all()
+
+
+def test_another_process_waits_for_a_delayed_kernel(torch, delayed):
+    a = tn.zeros(N, "i4", "cuda:0", shared=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for k in range(1, 5):
+            with torch.cuda.stream(delayed), a.write() as v:
+                torch.cuda._sleep(20_000_000)
+                tensor = torch.from_dlpack(v)
+                tensor.fill_(k)
+                del tensor
+            assert pool.apply(float, (a[N - 1],)) == k
 
 
 def test_memory_that_does_not_fit_is_an_error():

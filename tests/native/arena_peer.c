@@ -43,7 +43,7 @@ static void make(const char* name) {
   const tenon_field features[1] = {{"A", f4, 1, thousand}};
   const tenon_field counts[1] = {{"D", i4, 1, five}};
   const tenon_layout layouts[2] = {{"features", 1, 0, features}, {"counts", 1, 0, counts}};
-  tenon_shared_options shared = {sizeof shared, 0, -1, 0, NULL};
+  tenon_shared_options shared = {sizeof shared, 0, -1, 0, NULL, {0, 0}};
   shared.name = name;
   need(tenon_arena_create(2, layouts, &shared, &arena, &error));
 }

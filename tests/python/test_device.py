@@ -143,7 +143,7 @@ def test_what_the_host_cannot_do_is_an_error_with_a_way_out():
             (lambda: tn.zeros(4, device="cuda:7"), ValueError, "cuda:7"),
             (lambda: tn.zeros(4, device="gpu"), ValueError, "gpu"),
             (lambda: tn.zeros(4, device=0), TypeError, "device"),
-            (lambda: tn.zeros(4, device="cuda", shared=True), ValueError, "shared"),
+            (lambda: tn.zeros(4, device="cuda_host", shared=True), ValueError, "cannot be on cuda_host"),
             (lambda: tn.zeros(1 << 40, "u1", device="cuda"), MemoryError, "cuda:0"),
             (lambda: tn.push(np.negative, a, out=tn.out(a)), TypeError, "tn.copy"),
         ]:
@@ -255,6 +255,97 @@ def test_a_tensor_that_lives_is_a_view():
         taken.release()
         op.wait()
         assert a.to("cpu").tolist() == [1] * 8
+        """
+    )
+
+
+def test_spawned_processes_share_an_array_on_a_device():
+    run(
+        """
+        import multiprocessing
+        a = tn.zeros((4, 300), "i4", "cuda:0", shared=True)
+        assert a.shared and a.device == "cuda:0" and "device='cuda:0'" in repr(a), repr(a)
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            pool.starmap(tn.NDArray.__setitem__, [(a[i], ..., i) for i in range(4)])
+            assert [pool.apply(float, (a[i, 299],)) for i in range(4)] == [0, 1, 2, 3]
+        assert a.tolist() == [[i] * 300 for i in range(4)]
+        assert not a.copy().shared and a.copy().device == "cuda:0"
+        try:
+            a.__dlpack__(stream=1)
+        except tn.LeaseConflict as error:
+            assert "a view needs a lease" in str(error), error
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_a_process_waits_for_the_work_that_another_one_left_on_a_stream():
+    run(
+        """
+        import pickle, subprocess
+        n = 1 << 14
+        a = tn.zeros(n, "i4", "cuda", shared=True)
+        stream = Stream()
+        code = ("import pickle, sys, tenon as tn; a = pickle.load(sys.stdin.buffer); print(flush=True); "
+                "[print(sorted(set(a.tolist())), flush=True) for line in sys.stdin.buffer]")
+        line = os.linesep.encode()
+        reader = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        reader.stdin.write(pickle.dumps(a))
+        reader.stdin.flush()
+        reader.stdout.readline()
+        for k in range(1, 6):
+            with a.write() as v:
+                taken = dl.take(v.__dlpack__(stream=stream.handle, max_version=(1, 3)))
+                stream.fill(taken, k, n)
+                taken.release()                                 # before the fill has run
+            reader.stdin.write(line)
+            reader.stdin.flush()
+            assert reader.stdout.readline().split() == [b"[%d]" % k]
+        reader.stdin.close()
+        assert reader.wait() == 0
+        """,
+        "delay_us=3000",
+    )
+
+
+def test_memory_on_a_device_ends_with_its_creator():
+    run(
+        """
+        import subprocess
+        name = f"test_device-{os.getpid()}"
+        code = ("import sys, tenon as tn; a = tn.full(3, 7, 'i4', 'cuda:0', shared=sys.argv[1]); "
+                "print(flush=True); sys.stdin.read()")
+        creator = subprocess.Popen([sys.executable, "-c", code, name],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        creator.stdout.readline()
+        b = tn.attach(name)
+        assert b.tolist() == [7, 7, 7] and b.device == "cuda:0"
+        creator.kill()
+        creator.wait()
+        creator.stdin.close(), creator.stdout.close()
+        for use in (b.tolist, lambda: b.write().__enter__(), lambda: tn.NDArray.__setitem__(b, ..., 1)):
+            try:
+                use()
+            except tn.OwnerDied as error:
+                assert error.pid == creator.pid and "was allocated by process" in str(error), error
+            else:
+                raise AssertionError
+        try:
+            tn.attach(name)
+        except FileNotFoundError:
+            pass
+        else:
+            raise AssertionError
+        again = tn.zeros(2, "i4", "cuda:0", shared=name)         # the name is free
+        assert tn.attach(name).tolist() == [0, 0]
+        for options in (tn.Shared(huge_pages=True), tn.Shared(populate=True), tn.Shared(numa_node=0)):
+            try:
+                tn.zeros(3, "i4", "cuda:0", shared=options)
+            except ValueError as error:
+                assert "cannot have them" in str(error), error
+            else:
+                raise AssertionError
         """
     )
 

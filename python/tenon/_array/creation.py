@@ -35,7 +35,8 @@ def empty(
         name: other processes can also `attach` to it. This call allocates all of the memory. The memory
         exists as long as some process uses it, and nothing remains afterwards. Accesses take turns with
         those of other processes, and views need a lease (`NDArray.read`, `NDArray.write`,
-        `NDArray.lease`).
+        `NDArray.lease`). On a device the memory ends with this process: the accesses of other
+        processes raise OwnerDied from then on.
 
     Raises
     ------
@@ -44,7 +45,7 @@ def empty(
     MemoryError
         There is not enough memory.
     OSError
-        There is no free file descriptor for shared memory.
+        There is no free file descriptor for shared memory, or the driver cannot share memory of the device.
     """
     return _create(shape, dtype, False, device, shared)
 

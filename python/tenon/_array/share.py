@@ -134,9 +134,7 @@ def create(shape: Any, dtype: DTypeLike, zeroed: bool, device: str, shared: bool
         return _core.create(shape, dtype, zeroed=zeroed)
     if options is None:
         return _core.create_on(shape, dtype, zeroed, device)
-    if device != "cpu":
-        raise ValueError(f"device is {device!r}: shared arrays are on 'cpu'; copy with a.to({device!r})")
-    return _core.create_shared(shape, dtype, zeroed, *options)
+    return _core.create_shared(shape, dtype, zeroed, *options, device)
 
 
 def check_on_owner_died(value: OnOwnerDied) -> OnOwnerDied:
