@@ -8,6 +8,8 @@
 // process is gone, which is what CPython does itself from 3.14 on. The linker puts the function below in the
 // place of the compiler's (--wrap, CMakeLists.txt), which says for each frame what an unwinding does there.
 //
+// libtenon has the compiler's. So functions that it calls are noexcept here: then they have such a frame.
+//
 // Public means do not suffice. Our own requests for the GIL could catch abi::__forced_unwind, but half of the
 // threads that end here ask for the GIL inside of CPython, in a call or a finalizer. Then the destructors of
 // inner frames run before any catch of ours, and all of them are noexcept. Of 60 processes that end under

@@ -24,7 +24,7 @@ namespace tenon::python {
 namespace {
 
 // Releases a Python object, in any thread.
-void drop_object(void* object) { owners::release(object); }
+void drop_object(void* object) noexcept { owners::release(object); }
 
 // The result of a body in Python. The thread that drops the last reference holds the GIL.
 class PythonResult final : public Result {
@@ -88,7 +88,7 @@ void run_body(Body& self, tenon_op* op) {
   }
 }
 
-void run(void* context, tenon_op* op) {
+void run(void* context, tenon_op* op) noexcept {
   const EngineThread gil;
   const InBody in_body;
   constexpr const char* kUntold = "its failure could not be described";
@@ -128,7 +128,7 @@ struct UnseenFailure : owners::Node {
   tenon_failure* const failure;
 };
 
-void report_unseen(tenon_failure* failure) {
+void report_unseen(tenon_failure* failure) noexcept {
   auto* const node = new (std::nothrow) UnseenFailure(failure);
   node != nullptr ? owners::release(node) : tenon_failure_release(failure);
 }
@@ -180,7 +180,7 @@ void NativeOp::on_done(nb::object function) const {
   try {
     call(
         tenon_op_on_done, op_,
-        +[](void* context) {
+        +[](void* context) noexcept {
           const EngineThread gil;
           auto* const object = static_cast<owners::Object*>(context);
           PyObject* const result = PyObject_CallNoArgs(object->object);

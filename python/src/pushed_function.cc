@@ -89,8 +89,8 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
   work.struct_size = sizeof work;
   work.on_conflict = on_conflict;
   work.context = context.get();
-  work.run = [](void* c, tenon_op* op) { (*static_cast<CallContext*>(c))->run(op); };
-  work.drop = [](void* c) { delete static_cast<CallContext*>(c); };
+  work.run = [](void* c, tenon_op* op) noexcept { (*static_cast<CallContext*>(c))->run(op); };
+  work.drop = [](void* c) noexcept { delete static_cast<CallContext*>(c); };
   work.name = name;
   NativeOp op = push(work, uses.uses, call, renewals);
   (void)context.release();

@@ -68,14 +68,14 @@ void note_or_discard(nb::python_error& error) {
   }
 }
 
-void* begin_wait() {
+void* begin_wait() noexcept {
   ++interrupt.waits;
   if (!owners::holds_gil()) return nullptr;
   begin_waiting();
   return PyEval_SaveThread();
 }
 
-void end_wait(void* token) {
+void end_wait(void* token) noexcept {
   if (token != nullptr) {
     PyEval_RestoreThread(static_cast<PyThreadState*>(token));
     end_waiting();
@@ -114,7 +114,7 @@ class Moment {
   bool is_ensured_ = false;
 };
 
-int32_t poll_wait(void* token) {
+int32_t poll_wait(void* token) noexcept {
   const Moment moment(token);
   if (!moment) return 0;
   if (PyErr_CheckSignals() != 0) {
@@ -132,7 +132,7 @@ int32_t poll_wait(void* token) {
 }
 
 // After a collection: only this thread runs Python code.
-int32_t is_alone(void* token) {
+int32_t is_alone(void* token) noexcept {
   const Moment moment(token);
   if (!moment) return 0;
   const KeepError keep_error;
@@ -200,7 +200,8 @@ void report_with(Body body) {
   }
 }
 
-void find_views(const tenon_holder* holder, const void* begin, const void* end, char* text, size_t size) {
+void find_views(const tenon_holder* holder, const void* begin, const void* end, char* text,
+                size_t size) noexcept {
   report_with([&] {
     const nb::object found =
         callback(Callback::kFindViews)(reinterpret_cast<uintptr_t>(begin), reinterpret_cast<uintptr_t>(end),
@@ -213,7 +214,7 @@ void find_views(const tenon_holder* holder, const void* begin, const void* end, 
 }  // namespace
 
 // The address of asyncio's current task. Asked only when memory is held.
-uint64_t current_task() {
+uint64_t current_task() noexcept {
   if (!owners::holds_gil()) return 0;
   const KeepError keep_error;
   static Name asyncio("asyncio");
@@ -229,7 +230,7 @@ uint64_t current_task() {
   return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
 }
 
-void report_wait(const char* text) {
+void report_wait(const char* text) noexcept {
   report_with(
       [&] { nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text); });
 }

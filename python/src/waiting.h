@@ -13,7 +13,7 @@ namespace tenon::python {
 void add_waiting(nb::module_& module);
 
 // The task of asyncio that runs, as in tenon_lease_options; 0: none.
-uint64_t current_task();
+uint64_t current_task() noexcept;
 
 // While the body of an op runs in this thread. Requires the GIL at its begin and end.
 class InBody {
@@ -28,7 +28,7 @@ class InBody {
 bool is_in_body() noexcept;
 
 // Logs a warning about a long wait. Any thread.
-void report_wait(const char* text);
+void report_wait(const char* text) noexcept;
 
 // When the extension reports a wait of its own: every 5 s, as the library does. REPORT_SECONDS in Python.
 class ReportTimer {

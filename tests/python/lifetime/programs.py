@@ -101,6 +101,7 @@ a = tn.from_numpy(np.zeros(4)); b = a.numpy(); c = memoryview(a)
 d = np.from_dlpack(a[1:]); tn.from_dlpack(d)
 """,
     "copy without the GIL": "large.copy(); large[...] = 1.0",
+    "wait for a call of another thread": "zero(large, large.nbytes)",
     "ask a producer written in Python": "tn.from_dlpack(slow_producer)",
     "run finalisers": "a = tn.from_numpy(np.zeros(3).view(SlowEnd)); del a",
     "call deleters": "tn.from_pointer(address, (4,), 'f4', deleter=lambda p: time.sleep(0))",
@@ -125,6 +126,7 @@ class SlowProducer:
     def __dlpack_device__(self): return (1, 0)
 class SlowEnd(np.ndarray):
     def __del__(self): time.sleep(0)
+zero = tn.c_function("libc.so.6", "void bzero(float *x, size_t n)")
 slow_producer, large, square = SlowProducer(), tn.zeros(1 << 22), tn.zeros((200, 200))
 raw = bytearray(64)
 address = ctypes.addressof((ctypes.c_char * 64).from_buffer(raw))
