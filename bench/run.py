@@ -6,7 +6,7 @@
 
 Run it with a Python that has requirements/test.txt and the package. --quick is for development: it measures
 few rounds and prints the results instead of writing them. Workloads: exchange, engine, kernels, planner,
-share, feed; all by default."""
+share, feed; all these by default. And device, on a machine with a GPU."""
 
 import argparse
 import importlib
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from report import replace_section
 
-WORKLOADS = ("exchange", "engine", "kernels", "planner", "share", "feed")
+ON_ANY_MACHINE = ("exchange", "engine", "kernels", "planner", "share", "feed")
+WORKLOADS = (*ON_ANY_MACHINE, "device")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
@@ -29,7 +30,7 @@ def parse():
     for name in options.workloads:
         if name not in WORKLOADS:
             parser.error(f"there is no workload {name!r}: choose from {', '.join(WORKLOADS)}")
-    options.workloads = options.workloads or WORKLOADS
+    options.workloads = options.workloads or ON_ANY_MACHINE
     options.rounds = options.rounds or (3 if options.quick else 15)
     options.processes = options.processes or (1 if options.quick else 5)
     options.command = " ".join(["bench/run.py", *sys.argv[1:]])
