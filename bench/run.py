@@ -8,7 +8,7 @@ Run it with a Python that has requirements/test.txt and the package. --quick is 
 few rounds and prints the results instead of writing them. --check compares the ratios to the peers with those
 that the last complete run on this kind of machine stored in bench/ratios.json, writes nothing, and fails when
 a row is more than 15 % worse in two measurements. Workloads: exchange, engine, kernels, planner, share, feed,
-growth; all by default."""
+growth; all these by default. And device, on a machine with a GPU."""
 
 import argparse
 import importlib
@@ -18,7 +18,8 @@ from pathlib import Path
 import ratios
 from report import replace_section
 
-WORKLOADS = ("exchange", "engine", "kernels", "planner", "share", "feed", "growth")
+ON_ANY_MACHINE = ("exchange", "engine", "kernels", "planner", "share", "feed", "growth")
+WORKLOADS = (*ON_ANY_MACHINE, "device")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
@@ -33,7 +34,7 @@ def parse():
     for name in options.workloads:
         if name not in WORKLOADS:
             parser.error(f"there is no workload {name!r}: choose from {', '.join(WORKLOADS)}")
-    options.workloads = options.workloads or WORKLOADS
+    options.workloads = options.workloads or ON_ANY_MACHINE
     options.rounds = options.rounds or (3 if options.quick else 15)
     options.processes = options.processes or (1 if options.quick else 5)
     options.command = " ".join(["bench/run.py", *sys.argv[1:]])

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How often the repeated tests repeat: moderate counts, and full ones with TENON_SOAK=1 (make soak).
+// How often the repeated tests repeat: moderate counts, and full ones with TENON_SOAK=1 (make soak). And the
+// seed of random ones, which TENON_SEED sets.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
+#include <random>
 #include <type_traits>
 
 namespace tenon::impl {
@@ -25,6 +28,11 @@ T repeats(T full, std::type_identity_t<T> moderate, std::type_identity_t<T> sani
 template <class T>
 T repeats(T full, std::type_identity_t<T> moderate) {
   return repeats(full, moderate, moderate);
+}
+
+inline uint64_t new_seed() {
+  const char* const given = std::getenv("TENON_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
 }
 
 }  // namespace tenon::impl

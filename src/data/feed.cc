@@ -250,12 +250,19 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
     if (workers_->is_inline()) {
       outcome = workers_->queue().next(0, item);
       if (outcome != TicketQueue::NextBatch::kLate) return true;
-      if (workers_->fill_inline()) {
+      bool needs_slot = false;
+      if (workers_->fill_inline(&needs_slot)) {
         if (!deadline.has_passed()) continue;  // each batch may be skipped
         step = 0;
       }
       // A slot may become free, or another consumer ends its fill.
       step = step < 0 ? kInlineLook : std::min(step, kInlineLook);
+      if (needs_slot) {
+        const int64_t start = now_ns();
+        workers_->slots().await_free(step);
+        workers_->queue().note_starved(now_ns() - start);
+        step = 0;
+      }
     }
     outcome = workers_->queue().next(step, item);
     if (outcome != TicketQueue::NextBatch::kLate) return true;

@@ -249,6 +249,11 @@ int32_t Slots::take_for(int64_t timeout_ns) noexcept {
   return slot;
 }
 
+bool Slots::has_free() noexcept {
+  int tokens = 0;
+  return sem_getvalue(&free_, &tokens) == 0 && tokens > 0;
+}
+
 // Requires a token of the semaphore.
 int32_t Slots::pop() noexcept {
   // pairs with: Slots::wake, "awake before the tokens"

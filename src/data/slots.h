@@ -86,6 +86,12 @@ class Slots {
   int32_t try_take() noexcept;
   // The same, and waits so long (>= 0).
   int32_t take_for(int64_t timeout_ns) noexcept;
+  // Whether try_take() would find one now.
+  bool has_free() noexcept;
+  // Waits so long (>= 0) until one is free, or wake() was called.
+  void await_free(int64_t timeout_ns) noexcept {
+    if (const int32_t slot = take_for(timeout_ns); slot >= 0) give(slot);
+  }
   void give(int32_t slot) noexcept;
 
   // Takes the memory of a slot before its first use; later calls do nothing. So the threads that fill take

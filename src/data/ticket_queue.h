@@ -125,6 +125,11 @@ class TicketQueue {
   FeedPosition position();
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
   NextBatch next(int64_t timeout_ns, Delivery& item);
+  // The consumer has waited elsewhere, too.
+  void note_starved(int64_t ns) {
+    const std::scoped_lock lock(mutex_);
+    starved_ns_ += static_cast<uint64_t>(ns);
+  }
   // What next(0) would return; it takes nothing.
   NextBatch peek();
   // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with

@@ -683,7 +683,8 @@ void Workers::work(int32_t number) noexcept {
   leave();
 }
 
-bool Workers::fill_inline() {
+bool Workers::fill_inline(bool* needs_slot) {
+  *needs_slot = false;
   const std::unique_lock lock(inline_, std::try_to_lock);
   if (!lock) return false;
   const Workers* const outer = std::exchange(working_for, this);
@@ -693,6 +694,7 @@ bool Workers::fill_inline() {
   bool has_job = false;
   try {
     has_job = take_job(loop, false, no_wait, job) == JobTake::kJob;
+    *needs_slot = !has_job && !slots_->has_free();
     for (bool is_again = has_job; is_again;) {
       FillResult result;
       begin_fill(loop, job);

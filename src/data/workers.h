@@ -74,9 +74,9 @@ class Workers {
   // A feed without workers: its consumers fill, in place of the thread of loop 0.
   bool is_inline() const noexcept { return options_.workers == 0; }
   int32_t threads() const noexcept { return is_inline() ? 0 : count_; }
-  // Fills the next batch in this thread, one at a time. False: there is none, or no slot, or another thread
-  // fills.
-  bool fill_inline();
+  // Fills the next batch in this thread, one at a time. False: there is none, or no slot (then needs_slot is
+  // true), or another thread fills.
+  bool fill_inline(bool* needs_slot);
   // After dismiss(): waits for a fill that runs, at most so long.
   void leave_inline(int64_t timeout_ns);
 

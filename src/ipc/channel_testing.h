@@ -10,11 +10,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/repeats_testing.h"
 #include "exec/cells_testing.h"
 #include "ipc/peer_testing.h"
 #include "tenon/channel.hpp"  // last: inside, some of its names are others
@@ -86,11 +86,6 @@ inline std::vector<Case> all_cases() {
     }
   }
   return all;
-}
-
-inline uint64_t new_seed() {
-  const char* const given = std::getenv("TENON_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
 }
 
 // The answer of a steered peer after an error.

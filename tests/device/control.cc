@@ -96,7 +96,8 @@ bool take_setting(const std::string& key, const std::string& value) {
                                                    {"verbose", &set.verbose}};
   const std::map<std::string_view, int*> numbers = {
       {"devices", &set.devices}, {"first", &set.first}, {"version", &set.version}};
-  const std::map<std::string_view, uint64_t*> sizes = {{"memory", &set.memory}, {"delay_us", &set.delay_us}};
+  const std::map<std::string_view, uint64_t*> sizes = {
+      {"memory", &set.memory}, {"delay_us", &set.delay_us}, {"delay_calls", &set.delay_calls}};
   if (auto flag = flags.find(key); flag != flags.end()) {
     *flag->second = number != 0;
   } else if (auto small = numbers.find(key); small != numbers.end()) {
@@ -224,6 +225,7 @@ Call::Call(const char* function, Needs needs) {
   lock = std::unique_lock(s.lock);
   take_environment();
   ++s.counts[function];
+  note_call(lock);
   error = injected(function);
   if (error != CUDA_SUCCESS || needs == kNothing) return;
   if (!s.is_initialised) error = CUDA_ERROR_NOT_INITIALIZED;
@@ -411,6 +413,7 @@ using tenon::fake::state;
 int fake_cuda_configure(const char* settings) {
   std::lock_guard lock(state().lock);
   tenon::fake::take_environment();
+  state().work.notify_one();  // the clock may be another one
   return tenon::fake::configure(settings) ? 0 : -1;
 }
 

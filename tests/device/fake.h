@@ -85,7 +85,7 @@ struct Work {
   std::shared_ptr<Record> waits_for = {};  // it does not start before
   std::shared_ptr<Record> completes = {};
   uint64_t sequence = 0;
-  std::optional<Clock::time_point> due = {};  // drawn when nothing else is in its way
+  std::optional<uint64_t> due = {};  // drawn when nothing else is in its way
 };
 
 enum class Kind { kDevice, kPool, kPinned, kRegistered, kManaged, kIpc, kMapped };
@@ -121,7 +121,7 @@ struct Arena {
 struct Settings {
   int devices = 1, first = 0;
   size_t memory = size_t{1} << 30;
-  uint64_t delay_us = 50;
+  uint64_t delay_us = 50, delay_calls = 0;
   int version = 12040;
   bool pools = true, vmm = true, ipc = true, registers = true, verbose = false;
   std::set<std::string, std::less<>> missing;
@@ -156,7 +156,7 @@ struct State {
   Arena pinned, addresses;               // pinned host memory; addresses for the memory of others
   std::map<uintptr_t, size_t> reserved;  // by cuMemAddressReserve
   std::map<CUmemGenericAllocationHandle, std::shared_ptr<struct Physical>> physicals;
-  uint64_t n_sequences = 0, n_ids = 0;
+  uint64_t n_sequences = 0, n_ids = 0, n_calls = 0;
 };
 
 State& state();
@@ -199,6 +199,13 @@ inline constexpr std::chrono::microseconds kPollOtherProcesses{200};
 // Makes the event one of several processes.
 CUresult share_event(Event& event);
 void fail_context(Context& context, CUresult error);
+// Delays are counted in calls of the driver, and the threads that call run the work.
+bool counts_calls();
+// What each call begins with: with delay_calls, some of what is due runs.
+void note_call(std::unique_lock<std::mutex>& lock);
+// With delay_calls, in a thread that waits: runs a step, or lets the time of the next one come. False: there
+// is none, or another thread runs one.
+bool go_on(std::unique_lock<std::mutex>& lock);
 // Marks captures invalid that a call of this thread forbids; whether there was one.
 bool spoil_captures();
 void make_context(int device);

@@ -244,6 +244,52 @@ TEST_F(FakeCuda, WorkStartsLate) {
   EXPECT_GT(Clock::now() - begin, std::chrono::milliseconds(20)) << "of 100 ms on average";
 }
 
+TEST_F(FakeCuda, WorkThatIsLateByCallsRunsInThreadsThatCall) {
+  fake_cuda_configure("delay_calls=20");
+  CUdeviceptr a = device(1);
+  CUevent done = event();
+  for (int i = 0; i < 50; ++i) {
+    uint64_t before = fake_cuda_count("executed");
+    OK(cuMemsetD8Async(a, 'a', 1, kPerThread));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(fake_cuda_count("executed"), before);
+    OK(cuEventRecord(done, kPerThread));
+    if (i % 2 == 0) {
+      OK(cuEventSynchronize(done));
+    } else {
+      while (cuEventQuery(done) == CUDA_ERROR_NOT_READY) {
+      }
+    }
+    EXPECT_EQ(fake_cuda_count("executed"), before + 2);
+  }
+}
+
+// Breaks when the driver's own thread takes work that a calling thread is still running.
+TEST_F(FakeCuda, AKernelRunsOnceWhenTheClockChanges) {
+  struct Run {
+    std::atomic<int> n = 0;
+    std::atomic<bool> may_end = false;
+    static int run(void* argument) {
+      auto* self = static_cast<Run*>(argument);
+      for (++self->n; !self->may_end;) std::this_thread::yield();
+      return 0;
+    }
+  } kernel;
+  fake_cuda_configure("delay_calls=1");
+  CUstream work = stream();
+  OK(fake_cuda_launch(work, Run::run, &kernel));
+  std::thread waits([&] {
+    ASSERT_EQ(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    EXPECT_EQ(cuStreamSynchronize(work), CUDA_SUCCESS);
+  });
+  while (kernel.n == 0) std::this_thread::yield();
+  fake_cuda_configure("delay_calls=0,delay_us=0");
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  kernel.may_end = true;
+  waits.join();
+  EXPECT_EQ(kernel.n, 1);
+}
+
 TEST_F(FakeCuda, TheLegacyStreamIsOrderedWithBlockingStreams) {
   for (int seed = 1; seed <= 30; ++seed) {
     fake_cuda_configure(("delay_us=20,seed=" + std::to_string(seed)).c_str());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler: one thread that runs the work of all streams in steps. Of the streams whose first work may
-// run it takes the one with the highest priority. Priorities are drawn, and drawn again from time to time,
-// so that one stream may run far ahead of another.
+// The scheduler: one thread that runs the work of all streams in steps; with delay_calls, the threads that
+// call the driver run it. Of the streams whose first work may run it takes the one with the highest priority.
+// Priorities are drawn, and drawn again from time to time, so that one stream may run far ahead of another.
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -21,6 +21,8 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr size_t kLog = 65536;
+constexpr uint64_t kNever = INT64_MAX;
+constexpr uint64_t kMostSteps = 3;  // of one call
 
 bool has_ended(int pid) {
   if (pid == 0 || pid == getpid()) return false;
@@ -50,11 +52,18 @@ bool is_ready(const Stream& stream) {
   return !stream.is_blocking || !is_before(*context.legacy);
 }
 
-microseconds draw_delay() {
+// In calls of the driver, or in microseconds.
+uint64_t now() {
+  if (counts_calls()) return state().n_calls;
+  auto since = std::chrono::duration_cast<microseconds>(Clock::now().time_since_epoch());
+  return static_cast<uint64_t>(since.count());
+}
+
+uint64_t draw_delay() {
   State& s = state();
-  uint64_t most = s.settings.delay_us, kind = s.random() % 16;
-  if (most == 0 || kind < 8) return microseconds{0};
-  return microseconds{s.random() % (kind == 15 ? 10 * most : most)};
+  uint64_t most = counts_calls() ? s.settings.delay_calls : s.settings.delay_us, kind = s.random() % 16;
+  if (most == 0 || kind < 8) return 0;
+  return s.random() % (kind == 15 ? 10 * most : most);
 }
 
 void erase_drained_streams() {
@@ -90,33 +99,48 @@ void run_step(Stream& stream, std::unique_lock<std::mutex>& lock) {
   s.changed.notify_all();
 }
 
+// Runs a step of what is due. False: nothing is; next: when something will be.
+bool run_due(std::unique_lock<std::mutex>& lock, uint64_t* next, bool* has_foreign = nullptr) {
+  erase_drained_streams();
+  const uint64_t time = now();
+  Stream* chosen = nullptr;
+  for (auto& stream : state().streams) {
+    if (!is_ready(*stream)) {
+      const bool waits = !stream->queue.empty() && stream->queue.front().waits_for != nullptr;
+      if (waits && has_foreign != nullptr && stream->queue.front().waits_for->shared != nullptr)
+        *has_foreign = true;
+      continue;
+    }
+    Work& work = stream->queue.front();
+    if (!work.due) work.due = time + draw_delay();
+    if (*work.due > time)
+      *next = std::min(*next, *work.due);
+    else if (chosen == nullptr || stream->priority > chosen->priority)
+      chosen = stream.get();
+  }
+  if (chosen == nullptr) return false;
+  run_step(*chosen, lock);
+  return true;
+}
+
 void schedule() {
   State& s = state();
   std::unique_lock lock(s.lock);
   for (;;) {
-    erase_drained_streams();
-    auto now = Clock::now(), next = Clock::time_point::max();
-    Stream* chosen = nullptr;
-    for (auto& stream : s.streams) {
-      if (!is_ready(*stream)) {
-        bool polls = !stream->queue.empty() && stream->queue.front().waits_for != nullptr &&
-                     stream->queue.front().waits_for->shared != nullptr;
-        if (polls) next = std::min(next, now + kPollOtherProcesses);
-        continue;
-      }
-      Work& work = stream->queue.front();
-      if (!work.due) work.due = now + draw_delay();
-      if (*work.due > now)
-        next = std::min(next, *work.due);
-      else if (chosen == nullptr || stream->priority > chosen->priority)
-        chosen = stream.get();
-    }
-    if (chosen != nullptr)
-      run_step(*chosen, lock);
-    else if (next == Clock::time_point::max())
-      s.work.wait(lock);
+    uint64_t next = kNever;
+    bool has_foreign = false;  // an event of another process is waited for
+    if (counts_calls())
+      s.work.wait(lock);  // the threads that call run the work
+    else if (s.is_busy)
+      s.changed.wait(lock);  // one of them still does
+    else if (run_due(lock, &next, &has_foreign))
+      continue;
+    else if (has_foreign)
+      s.work.wait_for(lock, std::min(kPollOtherProcesses, microseconds{next - now()}));
+    else if (next != kNever)
+      s.work.wait_for(lock, microseconds{next - now()});
     else
-      s.work.wait_until(lock, next);
+      s.work.wait(lock);
   }
 }
 
@@ -130,6 +154,27 @@ void start_scheduler() {
 }
 
 }  // namespace
+
+bool counts_calls() { return state().settings.delay_calls != 0; }
+
+void note_call(std::unique_lock<std::mutex>& lock) {
+  State& s = state();
+  ++s.n_calls;
+  if (!counts_calls()) return;
+  uint64_t next = kNever;
+  for (uint64_t left = s.random() % (kMostSteps + 1); left > 0 && !s.is_busy; --left) {
+    if (!run_due(lock, &next)) return;
+  }
+}
+
+bool go_on(std::unique_lock<std::mutex>& lock) {
+  State& s = state();
+  uint64_t next = kNever;
+  if (!counts_calls() || s.is_busy) return false;
+  if (run_due(lock, &next)) return true;
+  if (next != kNever) s.n_calls = next;
+  return next != kNever;
+}
 
 bool is_ordered_with_legacy(const Stream& stream, const Context& context) {
   return stream.context == &context && stream.is_blocking && &stream != context.legacy;
@@ -169,7 +214,7 @@ CUresult submit(Stream& stream, Work work) {
   work.sequence = ++s.n_sequences;
   stream.queue.push_back(std::move(work));
   start_scheduler();
-  s.work.notify_one();
+  if (!counts_calls()) s.work.notify_one();
   return CUDA_SUCCESS;
 }
 

@@ -23,7 +23,8 @@ Stream* make_stream(Context& context, bool is_blocking) {
 CUresult wait_for(Call& call, const std::shared_ptr<Record>& record, const Context& context) {
   State& s = state();
   while (!record->done() && context.error == CUDA_SUCCESS) {
-    if (record->shared == nullptr)
+    if (go_on(call.lock)) continue;
+    if (record->shared == nullptr && !counts_calls())
       s.changed.wait(call.lock);
     else
       s.changed.wait_for(call.lock, kPollOtherProcesses);
@@ -280,7 +281,9 @@ CUresult cuEventQuery(CUevent handle) {
   if (spoil_captures()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (event->context->error != CUDA_SUCCESS) return event->context->error;
   std::shared_ptr<Record> record = last_record(*event);
-  return record == nullptr || record->done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  if (record == nullptr || record->done()) return CUDA_SUCCESS;
+  if (s.random() % 2 == 0) go_on(call.lock);  // its caller waits
+  return CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
