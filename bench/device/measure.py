@@ -4,9 +4,9 @@
     python -m device.measure ROUNDS [--quick]
 
 Prints one line of JSON: "device", "is_fake", "versions", "host_memory" and "nbytes" of a batch; "bandwidth":
-name -> bytes per second, one for each round; "copies": name -> host copies for each batch; "steps": name ->
-seconds per step, one for each round; "notes": what is not measured, and why. Contenders take turns within
-each round. --quick: small batches and short turns."""
+name -> bytes per second, one for each round; "copies": host copies of the feed for each batch, or null;
+"steps": name -> seconds per step, one for each round; "notes": what is not measured, and why. Contenders take
+turns within each round. --quick: small batches and short turns."""
 
 import itertools
 import json
@@ -90,19 +90,17 @@ def main(rounds, is_quick):
     fields = SMALL if is_quick else WHOLE
     turn_seconds = 0.01 if is_quick else TURN_SECONDS
     speeds, host_memory = bandwidth(driver, fields, rounds, turn_seconds)
-    notes, copies, found = [], {}, {}
+    notes, copies, found = [], None, {}
     if problem := why_unavailable():
         notes.append(f"Host copies are not counted: {problem}.")
     else:
-        copies[steps.TENON] = host_copies(driver)
+        copies = host_copies(driver)
     torch, problem = steps.torch_with_cuda()
     if torch is None:
         notes.append(f"Steps and peers are not measured: {problem}.")
     else:
         found, left_out = steps.measure(torch, fields, rounds, turn_seconds)
         notes += left_out
-        if copies:
-            copies[steps.LOADER] = steps.loader_copies(torch, WHOLE, nbytes_of(WHOLE))
     result = {
         "device": driver.name(),
         "is_fake": driver.is_fake,

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 import numpy as np
 
 import tenon as tn
-from tenon.copy_meter import payloads_written
 
 WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MODULUS = 1024
@@ -161,15 +160,3 @@ def measure(torch, fields, rounds, turn_seconds):
     finally:
         for batches in sources.values():
             batches.close()
-
-
-def loader_copies(torch, fields, nbytes):
-    """Host copies for each batch of PyTorch's loader without workers, whose copies this process makes."""
-    batches = iter(loader(torch, fields, 0))
-
-    def take():
-        batch = [field.to("cuda", non_blocking=True) for field in next(batches)]
-        torch.cuda.synchronize()
-        return batch
-
-    return payloads_written(take, nbytes) - 1  # the fill
