@@ -5,6 +5,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from processes import run_module
 from report import Section, machine, plural, table, versions
@@ -84,7 +85,9 @@ def draw(found, path):
         axes.yaxis.label.set(fontsize=8, color=INK)
         for spine in axes.spines.values():
             spine.set_color(INK)
-    figure.savefig(path, transparent=True, metadata={"Date": None})
+    # Text stays text, and the file is the same for the same figures.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name, "font.family": "sans-serif"}):
+        figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def run(options):
