@@ -11,6 +11,7 @@
 A failed build ends the run at once. Other failures are collected and make the run fail at its end.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -75,14 +76,25 @@ class Report:
         self.failed = []
 
     def step(self, name, *command, fatal=False, **environment):
-        done = steps.run(name, *command, **environment)
+        self.add(steps.run(name, *command, **environment))
+        if fatal and self.failed:
+            self.close()
+
+    @contextlib.contextmanager
+    def beside(self, name, *command):
+        """Runs a command beside the steps of the block, and ends it with a line of its own."""
+        running = steps.Running(name, *command)
+        yield
+        steps.begin_line(f"{name} (beside)")
+        self.add(running.end())
+
+    def add(self, done):
+        name = done.name
         if found := SUMMARY.findall(done.text):
             self.summaries[name] = found[-1][0]
         if done.returncode != 0:
             self.failed.append(f"{name} (exit {done.returncode}), see {done.log.relative_to(env.ROOT)}")
             self.failed += [f"  {line}" for failure in done.failures() for line in failure.splitlines()]
-            if fatal:
-                self.close()
 
     def close(self):
         print(f"\nSummary after {time.monotonic() - self.began:.0f} s")
@@ -94,12 +106,16 @@ class Report:
 
 
 def lint(report, environment):
+    quick_lint(report, environment)
+    report.step("lint: mypy", environment.python, "-m", "mypy")
+
+
+def quick_lint(report, environment):
     python = environment.python
     for tool in LINTS:
         report.step(f"lint: {tool}", python, f"tools/{tool}")
     report.step("lint: ruff check", python, "-m", "ruff", "check")
     report.step("lint: ruff format", python, "-m", "ruff", "format", "--check")
-    report.step("lint: mypy", python, "-m", "mypy")
     report.step("lint: type stub", python, "tools/update_stub.py", "--check")
     files = [
         path
@@ -184,9 +200,10 @@ def soak(report, environment):
 
 def test(report, environment):
     python = environment.python
-    lint(report, environment)
+    quick_lint(report, environment)
     build(report, "dev", f"-DPython3_EXECUTABLE={python}")
-    report.step("ctest", "ctest", "--preset", "dev", "-j", SLEEPERS, "-E", LONG)
+    with report.beside("lint: mypy", python, "-m", "mypy"):  # tests in C++ sleep much
+        report.step("ctest", "ctest", "--preset", "dev", "-j", SLEEPERS, "-E", LONG)
     pytest(report, "fast tests", python, "-m", "not slow")
 
 

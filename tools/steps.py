@@ -39,29 +39,45 @@ class Step:
         return [*found[:SHOWN_FAILURES], *([f"and {more} more"] if more > 0 else [])]
 
 
-def run(name, *command, **environment):
-    """Runs a command and returns its `Step`. The programs of .venv come first on its PATH."""
-    LOGS.mkdir(parents=True, exist_ok=True)
-    log = LOGS / (re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") + ".log")
+class Running:
+    """A command that runs. The programs of .venv come first on its PATH."""
+
+    def __init__(self, name, *command, **environment):
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.log = LOGS / (re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") + ".log")
+        self.began = time.monotonic()
+        path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=ROOT,
+                env={**os.environ, "PATH": path, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end(self):
+        """Waits for the end, ends the line of the step, and returns its `Step`."""
+        returncode = self.process.wait()
+        text = self.log.read_text(errors="replace")
+        end = "" if returncode == 0 else f"   FAILED (exit {returncode})"
+        print(f"{time.monotonic() - self.began:5.0f} s{end}", flush=True)
+        if returncode != 0:
+            print("\n".join(text.splitlines()[-SHOWN_LINES:]))
+            print(f"-- the end of {self.log.relative_to(ROOT)}", flush=True)
+        return Step(self.name, returncode, self.log, text)
+
+
+def begin_line(name):
     print(f"{name} ".ljust(WIDTH, "."), end=" ", flush=True)
-    began = time.monotonic()
-    path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    with log.open("wb") as file:
-        process = subprocess.run(
-            [str(part) for part in command],
-            cwd=ROOT,
-            env={**os.environ, "PATH": path, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    text = log.read_text(errors="replace")
-    end = "" if process.returncode == 0 else f"   FAILED (exit {process.returncode})"
-    print(f"{time.monotonic() - began:5.0f} s{end}", flush=True)
-    if process.returncode != 0:
-        print("\n".join(text.splitlines()[-SHOWN_LINES:]))
-        print(f"-- the end of {log.relative_to(ROOT)}", flush=True)
-    return Step(name, process.returncode, log, text)
+
+
+def run(name, *command, **environment):
+    """Runs a command and returns its `Step`."""
+    begin_line(name)
+    return Running(name, *command, **environment).end()
 
 
 def must_run(name, *command, **environment):

@@ -54,12 +54,15 @@ def rows(found):
 
 
 def ratios_of(found):
-    """Tenon's time divided by the peer's, by row."""
+    """Tenon's time divided by the peer's, by row. The kind of machine does not name the device."""
     bandwidth, step = found["bandwidth"], found["steps"]
     pairs = {"host to device": zip(bandwidth[measure.PEAK], bandwidth[measure.SLOTS], strict=True)}
     if step:
         pairs["step beside the feed"] = zip(step[steps.TENON], step[steps.RESIDENT], strict=True)
-    return {work: statistics.median(ours / theirs for ours, theirs in of) for work, of in pairs.items()}
+    return {
+        f"{work}, {found['device']}": statistics.median(ours / theirs for ours, theirs in of)
+        for work, of in pairs.items()
+    }
 
 
 def section(found, options):

@@ -113,7 +113,7 @@ def run(options):
         text += ["", speed_table(PARTS[name], seconds)]
     text += ["", "### First batch", "", first_table(firsts)]
     section = "\n".join(text)
-    path = FOLDER / chart.CHART.name if options.quick else chart.CHART
+    path = FOLDER / chart.CHART.name if options.quick or options.check else chart.CHART
     path.write_text(chart.draw(section))
     print(f"feed: {path}", file=sys.stderr, flush=True)
     return Section(section, goals.ratios_of(found))

@@ -8,6 +8,7 @@ calls in a turn, and removes the things when it goes on.
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,20 +33,25 @@ def fork_and_exit():
 def fork_beside(make):
     def contender(n):
         arrays = [make(8) for _ in range(n)]
-        yield fork_and_exit, 3
+        for array in arrays:
+            array[0] = 1
+        yield fork_and_exit, 1
         del arrays
 
     return contender
 
 
 def wait_all(n):
+    """The thread holds a lease, so that a long wait looks for a cycle of waits."""
     arrays = [tn.zeros(8) for _ in range(n)]
+    lease = tn.zeros(8).lease("r")
 
     def body():
-        tn.push(int)
+        tn.push(time.sleep, 0.02)
         tn.wait_all()
 
-    yield body, 20
+    yield body, 1
+    lease.release()
     del arrays
 
 
@@ -85,7 +91,7 @@ def queued_ops(n):
     lease = a.lease("r")
     for _ in range(n):
         tn.push(tn.fill, tn.out(a), 1)
-    yield (lambda: tn.push(tn.fill, tn.out(a), 1)), 50
+    yield (lambda: tn.push(tn.fill, tn.out(a), 1)), 10
     lease.release()
     tn.wait_all()
 
@@ -97,7 +103,7 @@ def queued_tasks(n):
         pool.submit(event.wait)
         for _ in range(n):
             pool.submit(int)
-        yield (lambda: pool.submit(int)), 50
+        yield (lambda: pool.submit(int)), 10
         event.set()
 
 
@@ -109,7 +115,7 @@ def queued_rows(n):
     for row in rows:
         tn.push(tn.fill, tn.out(row), 1)
     middle = rows[n // 2]
-    yield (lambda: tn.push(tn.fill, tn.out(middle), 1)), 50
+    yield (lambda: tn.push(tn.fill, tn.out(middle), 1)), 10
     lease.release()
     tn.wait_all()
 
@@ -186,7 +192,7 @@ CURVES = {
         1.5,
         "NumPy",
     ),
-    "wait_all": Curve("push of an op, wait_all()", "idle arrays", ARRAYS, {"Tenon": wait_all}),
+    "wait_all": Curve("wait_all() for an op of 20 ms", "idle arrays", ARRAYS, {"Tenon": wait_all}),
     "views": Curve("a.numpy()", "views of the array", SMALL, {"Tenon": views, "NumPy": views_of_numpy}),
     "leases": Curve('a.lease("r"), release', "read leases of the array", SMALL, {"Tenon": leases}),
     "element": Curve("a[0]", "read leases of the array", SMALL, {"Tenon": element_beside_leases}),

@@ -12,20 +12,20 @@ from .curves import CURVES
 
 
 def measure(contender, n, n_rounds):
-    steps = contender(n)
-    body, calls = next(steps)
-    body()
-    gc.collect()
-    gc.disable()
+    """The things are made anew for each round, so that their number is the same in all of them."""
     rounds = []
-    for _ in range(n_rounds):
+    for _ in range(1 + n_rounds):  # the first one warms up
+        steps = contender(n)
+        body, calls = next(steps)
+        gc.collect()
+        gc.disable()
         start = time.perf_counter_ns()
         for _ in range(calls):
             body()
         rounds.append((time.perf_counter_ns() - start) / calls)
-    gc.enable()
-    next(steps, None)
-    return rounds
+        gc.enable()
+        next(steps, None)
+    return rounds[1:]
 
 
 def main():

@@ -23,18 +23,21 @@ def microseconds(ns):
     return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 100 else f"{us:,.0f}"
 
 
-def measured(curve, options):
-    """Median nanoseconds by contender and n."""
+def measured(options):
+    """Median nanoseconds by curve, contender and n. Each point has processes of its own, which take turns."""
+    points = [
+        (curve, contender, n) for curve, of in CURVES.items() for contender in of.contenders for n in of.sizes
+    ]
+    rounds = {point: [] for point in points}
+    for i in range(options.processes):
+        print(f"growth: process {i + 1} of {options.processes} for each point", file=sys.stderr, flush=True)
+        for point in points:
+            rounds[point] += run_module("growth.measure", *point, options.rounds)
     return {
-        contender: {
-            n: statistics.median(
-                ns
-                for _ in range(options.processes)
-                for ns in run_module("growth.measure", curve, contender, n, options.rounds)
-            )
-            for n in CURVES[curve].sizes
+        curve: {
+            name: {n: statistics.median(rounds[curve, name, n]) for n in of.sizes} for name in of.contenders
         }
-        for contender in CURVES[curve].contenders
+        for curve, of in CURVES.items()
     }
 
 
@@ -91,10 +94,7 @@ def draw(found, path):
 
 
 def run(options):
-    found = {}
-    for curve in CURVES:
-        print(f"growth: {curve}", file=sys.stderr, flush=True)
-        found[curve] = measured(curve, options)
+    found = measured(options)
     effort = f"{plural(options.processes, 'process', 'es')} of {options.rounds} rounds for each number"
     lines = [
         f"{machine()}. {versions(PACKAGES)}. `{options.command}`: {effort}; medians.",
@@ -109,6 +109,7 @@ def run(options):
     ]
     for curve, times in found.items():
         lines += ["", f"#### {CURVES[curve].title}", "", curve_table(curve, times)]
-    if not options.quick:
+    if not (options.quick or options.check):
         draw(found, CHART)
-    return Section("\n".join(lines), {CURVES[curve].title: growth(curve, found[curve]) for curve in found})
+    # A ratio below 1 is noise.
+    return Section("\n".join(lines), {CURVES[c].title: max(1.0, growth(c, found[c])) for c in found})

@@ -150,7 +150,7 @@ class NativeLease {
     bool is_abandoned = false;
   };
 
-  static void tell(void* context) {
+  static void tell(void* context) noexcept {
     const PyGILState_STATE state = PyGILState_Ensure();
     {
       const KeepError keep_error;

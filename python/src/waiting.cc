@@ -213,11 +213,12 @@ void find_views(const tenon_holder* holder, const void* begin, const void* end, 
 
 }  // namespace
 
-// The address of asyncio's current task. Asked only when memory is held.
+// The address of asyncio's current task. Asked only when memory is held, perhaps under the lock of a queue.
+// So no Python code may run: it could give up the GIL, and other threads wait for that lock with the GIL.
 uint64_t current_task() noexcept {
   if (!owners::holds_gil()) return 0;
   const KeepError keep_error;
-  static Name asyncio("asyncio");
+  static Name asyncio("_asyncio");  // the part of asyncio that is written in C
   const nb::object module = nb::steal(PyImport_GetModule(asyncio.get()));
   if (!module.is_valid()) return 0;
   const nb::object loop = nb::steal(PyObject_CallMethod(module.ptr(), "_get_running_loop", nullptr));
@@ -225,7 +226,14 @@ uint64_t current_task() noexcept {
     forget_error();  // while asyncio is being imported
     return 0;
   }
-  const nb::object task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", "O", loop.ptr()));
+  constexpr unsigned long k312 = 0x030C;
+  nb::object task;
+  if (Py_Version >> 16 >= k312) {
+    task = nb::steal(PyObject_CallMethod(module.ptr(), "current_task", "O", loop.ptr()));
+  } else {  // before, current_task() is written in Python
+    const nb::object tasks = nb::steal(PyObject_GetAttrString(module.ptr(), "_current_tasks"));
+    if (tasks.is_valid()) task = nb::borrow(PyDict_GetItemWithError(tasks.ptr(), loop.ptr()));
+  }
   if (!task.is_valid()) forget_error();
   return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
 }

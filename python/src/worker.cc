@@ -180,13 +180,16 @@ int32_t guarded_hook(char* message, size_t size, Body&& body) noexcept {
   try {
     return body();
   } catch (nb::python_error& e) {
-    const nb::object text = nb::str("{}: {}").attr("format")(e.type().attr("__name__"), e.value());
-    std::snprintf(message, size, "%s", nb::cast<std::string>(text).c_str());
-    return -1;
+    try {
+      const nb::object text = nb::str("{}: {}").attr("format")(e.type().attr("__name__"), e.value());
+      std::snprintf(message, size, "%s", nb::cast<std::string>(text).c_str());
+    } catch (const std::exception&) {  // its __str__ has raised, too
+      std::snprintf(message, size, "an exception that cannot be described");
+    }
   } catch (const std::exception& e) {
     std::snprintf(message, size, "%s", e.what());
-    return -1;
   }
+  return -1;
 }
 
 int32_t start_worker(void* context, int32_t worker, const char* link, int64_t* pid, char* message,

@@ -22,7 +22,7 @@ inline void relax_processor() noexcept {
 #endif
 }
 
-// Waits until is_free() holds, which another thread soon sets.
+// Waits until is_free() returns true, which another thread causes soon.
 template <class Condition>
 void pause_until(Condition is_free) noexcept {
   constexpr int kRoundsBeforeYield = 64;

@@ -14,6 +14,7 @@
 #include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "exec/engine.h"
 
 namespace tenon::impl {
 namespace {
@@ -21,7 +22,8 @@ namespace {
 static_assert(sizeof tenon_feed_failure::text == kMessageSize);
 
 constexpr int64_t kShortestLook = 1'000'000;
-constexpr int64_t kInlineLook = 5'000'000;
+// For what wakes no consumer: an op to run, a free slot.
+constexpr int64_t kShortLook = 5'000'000;
 
 // How many batches a message lists.
 constexpr size_t kListed = 5;
@@ -241,8 +243,12 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
   const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
   const Deadline deadline(timeout_ns);
   while (true) {
+    const bool runs_ops = !Engine::instance().has_own_threads();
+    while (runs_ops && Engine::instance().help()) {  // the end of an op may free a slot
+    }
     if (is_starved() && !is_on_device_.load(std::memory_order_relaxed)) help_starved();
     int64_t step = timeout_ns == 0 ? 0 : deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0);
+    if (runs_ops) step = step < 0 ? kShortLook : std::min(step, kShortLook);
     if (watches_fill && step != 0) {
       const int64_t look = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
       step = step < 0 ? look : std::min(step, look);
@@ -256,7 +262,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
         step = 0;
       }
       // A slot may become free, or another consumer ends its fill.
-      step = step < 0 ? kInlineLook : std::min(step, kInlineLook);
+      step = step < 0 ? kShortLook : std::min(step, kShortLook);
       if (needs_slot) {
         const int64_t start = now_ns();
         workers_->slots().await_free(step);

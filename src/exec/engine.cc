@@ -15,10 +15,7 @@ namespace {
 constexpr const char* kDefault = "pool";
 constexpr int64_t kChangeTimeoutNs = 60'000'000'000;
 
-const Runner kRunner{[]() noexcept {
-                       Engine& engine = Engine::instance();
-                       return !engine.has_own_threads() && engine.executor().try_run_one();
-                     },
+const Runner kRunner{[]() noexcept { return Engine::instance().help(); },
                      []() noexcept { return Engine::instance().has_own_threads(); }};
 
 // True if the body of an op with parts runs in another thread.

@@ -65,6 +65,8 @@ class Engine {
   Executor& executor();
   // True also while there is no executor: nothing has been pushed then.
   bool has_own_threads() noexcept;
+  // For waits: runs one ready op in this thread, if no threads of the engine run them. False: there is none.
+  bool help() noexcept { return !has_own_threads() && executor().try_run_one(); }
   void note_done() noexcept;
 
   // Before a fork: waits until no body runs except that of the caller, because the child would get partly

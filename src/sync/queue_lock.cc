@@ -27,7 +27,7 @@ bool QueueLock::list_locked() noexcept {
   const std::scoped_lock hold(ListedQueues::list_lock);
   if (state_.load(std::memory_order_relaxed) != State::kUnlisted) return false;
   lock_with_list();
-  ListedQueues::shorten();
+  ListedQueues::shorten(1);
   return true;
 }
 
@@ -68,8 +68,9 @@ void ListedQueues::remove(QueueLock* lock, QueueLock* previous) noexcept {
   lock->state_.store(QueueLock::State::kUnlisted, std::memory_order_release);
 }
 
-void ListedQueues::shorten() noexcept {
-  for (int i = 0; i < 2 && length > kMany; ++i) {
+// After so many were listed.
+void ListedQueues::shorten(size_t listed) noexcept {
+  for (size_t i = 0; i < 2 * listed && length > kMany; ++i) {
     QueueLock* const oldest = first;
     if (oldest->try_listed()) {
       if (!queue_of(*oldest).must_be_listed()) {

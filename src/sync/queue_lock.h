@@ -109,7 +109,7 @@ class ListedQueues {
   static void walk(Visit visit);
   static void append(QueueLock* lock) noexcept;
   static void remove(QueueLock* lock, QueueLock* previous) noexcept;
-  static void shorten() noexcept;
+  static void shorten(size_t listed) noexcept;
   static QueueLock* merge(QueueLock* a, QueueLock* b) noexcept;
   static QueueLock* sort(QueueLock* list, size_t n) noexcept;
 
@@ -130,10 +130,11 @@ void lock_together(size_t n, LockAt lock_at) noexcept {
       if (QueueLock* const locked = lock_at(i)) locked->unlock();
     }
     const std::scoped_lock hold(ListedQueues::list_lock);
+    const size_t length = ListedQueues::length;
     for (i = 0; i < n; ++i) {
       if (QueueLock* const each = lock_at(i)) each->lock_with_list();
     }
-    return ListedQueues::shorten();
+    return ListedQueues::shorten(ListedQueues::length - length);
   }
 }
 

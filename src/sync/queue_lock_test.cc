@@ -122,6 +122,13 @@ TEST_F(QueueLocks, TheListStaysShortHoweverManyQueuesWereUsed) {
     use(cells[i]);
     ASSERT_LE(ListedQueues::count(), ListedQueues::kMany + 1);
   }
+  constexpr size_t kAtOnce = 8;
+  for (size_t i = 1; i + kAtOnce <= cells.size(); i += kAtOnce) {
+    const auto lock_at = [&](size_t k) { return &cells[i + k].queue.lock; };
+    lock_together(kAtOnce, lock_at);
+    for (size_t k = 0; k < kAtOnce; ++k) lock_at(k)->unlock();
+    ASSERT_LE(ListedQueues::count(), ListedQueues::kMany + kAtOnce);
+  }
   EXPECT_EQ(visited(), 1U) << "the lease is still found";
 }
 

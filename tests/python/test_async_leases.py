@@ -61,6 +61,24 @@ def test_a_task_acts_under_its_own_block():
     assert a.leases() == []
 
 
+def test_no_python_code_runs_to_find_the_task():
+    """The task is looked for under the lock of a queue."""
+    a = tn.zeros(3)
+    called = []
+
+    async def main():
+        async with a.write():
+            sys.setprofile(lambda frame, event, arg: called.append((event, frame.f_code.co_name)))
+            a[0] = 1
+            b = a[1:]
+            b += 1
+            sys.setprofile(None)
+
+    asyncio.run(main())
+    assert a.tolist() == [1, 1, 1]
+    assert ("call", "current_task") not in called
+
+
 def test_tasks_that_wait_take_no_thread_of_the_executor():
     a = tn.zeros(3)
 

@@ -414,3 +414,16 @@ def test_pushes_wait_when_ops_hold_too_much_memory(engine):
         tn.set_engine_limits(nbytes=1 << 34)
     with pytest.raises(ValueError, match="ops is -1: it must lie between 0"):
         tn.set_engine_limits(ops=-1)
+
+
+def test_a_feed_goes_on_when_ops_hold_all_of_its_slots():
+    def fill(batch):
+        batch.x[...] = batch.index
+
+    seen = []
+    with tn.Feed(fill, {"x": ("f4", (8,))}, slots=2, batches=10) as feed:
+        for batch in feed:
+            tn.push(lambda x: seen.append(int(x[0])), batch.x)
+            del batch
+    tn.waitall()
+    assert sorted(seen) == list(range(10))
