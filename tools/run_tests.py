@@ -76,15 +76,21 @@ class Report:
         self.failed = []
 
     def step(self, name, *command, fatal=False, **environment):
-        self.add(steps.run(name, *command, **environment))
-        if fatal and self.failed:
+        done = steps.run(name, *command, **environment)
+        self.add(done)
+        if fatal and done.returncode != 0:
             self.close()
 
     @contextlib.contextmanager
     def beside(self, name, *command):
         """Runs a command beside the steps of the block, and ends it with a line of its own."""
         running = steps.Running(name, *command)
-        yield
+        try:
+            yield
+        except BaseException:
+            running.process.kill()
+            running.process.wait()
+            raise
         steps.begin_line(f"{name} (beside)")
         self.add(running.end())
 

@@ -244,7 +244,8 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
   const Deadline deadline(timeout_ns);
   while (true) {
     const bool runs_ops = !Engine::instance().has_own_threads();
-    while (runs_ops && Engine::instance().help()) {  // the end of an op may free a slot
+    while (runs_ops && Engine::instance().help() &&
+           !deadline.has_passed()) {  // the end of an op may free a slot
     }
     if (is_starved() && !is_on_device_.load(std::memory_order_relaxed)) help_starved();
     int64_t step = timeout_ns == 0 ? 0 : deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0);

@@ -138,12 +138,9 @@ bool Feed::wait_for_room(DeviceBatches& device, const Deadline& deadline, Device
     if (there != NextBatch::kBatch && there != NextBatch::kLate) return true;
     room = help_starved_device(device);
     if (room) return true;
-    if (Engine::instance().help()) {  // the end of a copy may free a device slot
-      room = device.take(0);
-      continue;
-    }
-    if (deadline.has_passed()) return false;
-    room = device.take(std::clamp<int64_t>(deadline.left_ns(), 0, kLook));
+    const bool has_run_op = Engine::instance().help();  // the end of a copy may free a device slot
+    room = device.take(has_run_op ? 0 : std::clamp<int64_t>(deadline.left_ns(), 0, kLook));
+    if (!room && deadline.has_passed()) return false;
   }
   return true;
 }

@@ -43,22 +43,6 @@ using namespace std::chrono_literals;
 constexpr api::DType kDouble = api::dtype_of<double>(), kInt = api::dtype_of<int64_t>();
 constexpr int64_t kCount = 32;
 
-std::string hex(const std::vector<std::byte>& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const std::byte b : bytes) {
-    text += kDigits[static_cast<unsigned>(b) >> 4];
-    text += kDigits[static_cast<unsigned>(b) & 15];
-  }
-  return text;
-}
-std::vector<std::byte> bytes_of(const std::string& hex) {
-  std::vector<std::byte> bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
-    bytes.push_back(std::byte(std::stoul(hex.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
-
 // Takes a lease and releases it.
 tenon_status try_lease(const api::Array& x, api::Access access, uint32_t flags = 0,
                        std::chrono::nanoseconds patience = kPatience) {

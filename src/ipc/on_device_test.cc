@@ -39,22 +39,6 @@ constexpr int64_t kN = 3000;
 constexpr tenon_device kCuda{TENON_CUDA, 0};
 constexpr api::DType kInt = api::dtype_of<int32_t>();
 
-std::string hex(const std::vector<std::byte>& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const std::byte b : bytes) {
-    text += kDigits[static_cast<unsigned>(b) >> 4];
-    text += kDigits[static_cast<unsigned>(b) & 15];
-  }
-  return text;
-}
-std::vector<std::byte> bytes_of(const std::string& hex) {
-  std::vector<std::byte> bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
-    bytes.push_back(std::byte(std::stoul(hex.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
-
 template <class... Parameters, class... Arguments>
 int on_device(int (*function)(Parameters...), Arguments... arguments) {
   const Device::Current current(Device::of(kCuda));

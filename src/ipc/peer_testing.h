@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <functional>
 #include <stdexcept>
@@ -49,6 +50,23 @@ inline tenon_status code_of(const std::function<void()>& attempt, std::string* m
     if (message != nullptr) *message = e.what();
     return e.code();
   }
+}
+
+// Bytes, such as a handle, as one word of a line.
+inline std::string hex(const std::vector<std::byte>& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::byte b : bytes) {
+    text += kDigits[static_cast<unsigned>(b) >> 4];
+    text += kDigits[static_cast<unsigned>(b) & 15];
+  }
+  return text;
+}
+inline std::vector<std::byte> bytes_of(const std::string& hex) {
+  std::vector<std::byte> bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes.push_back(std::byte(std::stoul(hex.substr(i, 2), nullptr, 16)));
+  return bytes;
 }
 
 template <class IsSo>

@@ -16,6 +16,7 @@ import check_includes
 import check_labels
 import check_sources
 import check_symbols
+import run_tests
 import steps
 import update_stub
 
@@ -314,3 +315,15 @@ def test_a_message_stands_whole_in_the_summary_of_a_log(tmp_path):
     assert steps.Step("", 1, None, done.stdout).failures() == [
         f"FAILED test_it.py::test_it - ValueError: {'x' * 120}"
     ]
+
+
+def test_only_a_failed_fatal_step_ends_the_run():
+    report = run_tests.Report()
+    python = sys.executable
+    report.step("test of steps, fails", python, "-c", "raise SystemExit(3)")
+    report.step("test of steps, passes", python, "-c", "", fatal=True)
+    with report.beside("test of steps, beside", python, "-c", "raise SystemExit(4)"):
+        report.step("test of steps, passes", python, "-c", "")
+    assert [line.split(",")[1] for line in report.failed] == [" fails (exit 3)", " beside (exit 4)"]
+    with pytest.raises(SystemExit):
+        report.step("test of steps, ends", python, "-c", "raise SystemExit(5)", fatal=True)
