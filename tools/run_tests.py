@@ -201,7 +201,7 @@ def soak(report, environment):
         command = ("ctest", "--preset", preset, "-j", JOBS, "--timeout", SOAK_SECONDS)
         report.step(f"ctest, soak, {preset}", *command, **counts)
     paths = ("tests/python", "tests/chaos")
-    pytest(report, "soak", environment.python, "-o", f"timeout={SOAK_SECONDS}", *paths, **counts)
+    pytest(report, "soak", environment.python, f"--timeout={SOAK_SECONDS}", *paths, **counts)
 
 
 def test(report, environment):

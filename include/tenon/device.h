@@ -96,8 +96,8 @@ TENON_API tenon_status tenon_push_copy(tenon_array* src, tenon_array* dst, const
 /* tenon_array_to_dlpack for a consumer that uses the memory on a stream: work on the stream that follows the
  * call runs after the work on the array that was submitted before. For other work the call waits. The
  * deleter waits for nothing: later uses of the array wait for all work that the consumer had submitted to the
- * stream before it called the deleter. Arrays on the host ignore the stream. While the stream is captured,
- * the call fails with BUFFER where it cannot work. Fails as tenon_view_open. */
+ * stream before it called the deleter. Arrays on the host ignore the stream, except those in managed memory.
+ * While the stream is captured, the call fails with BUFFER where it cannot work. Fails as tenon_view_open. */
 TENON_API tenon_status tenon_array_to_dlpack_on(tenon_array* array, uint32_t flags, int64_t stream,
                                                 const char* site, struct DLManagedTensorVersioned** out,
                                                 tenon_error* error);

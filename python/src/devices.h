@@ -15,6 +15,10 @@ nb::object device_name(tenon_device device);
 
 // The host cannot read or write the memory.
 inline bool is_on_device(tenon_device device) noexcept { return device.type == TENON_CUDA; }
+// Work on streams may use the memory. Managed memory is memory of the host, too.
+inline bool has_streams(tenon_device device) noexcept {
+  return is_on_device(device) || device.type == TENON_CUDA_MANAGED;
+}
 inline bool is_on_device(const Array& array) noexcept { return is_on_device(array.desc().device); }
 inline bool are_equal(tenon_device a, tenon_device b) noexcept { return a.type == b.type && a.id == b.id; }
 

@@ -29,7 +29,7 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
   const auto [stream, max_version, dl_device, copy] = parameters.parse(arguments, n, keywords);
   const tenon_device device = desc_of(self).device;
   const bool to_host = is_given(dl_device) && wants_host(dl_device, device);
-  if (is_given(stream) && (to_host || !is_on_device(device)))
+  if (is_given(stream) && (to_host || !has_streams(device)))
     raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);
   const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").first >= 1;
   const bool may_copy = !is_given(copy) || flag_from(copy, "copy", ", or None");
@@ -41,7 +41,9 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
   Array array = share(self);
   if (is_copy) array = to_host ? on_host(array) : copied(array);
   const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
-  const int64_t order = is_on_device(array) ? stream_from(stream) : TENON_STREAM_NONE;
+  // Without a stream, the consumer of managed memory is the host.
+  const bool is_ordered = is_on_device(array) || (is_given(stream) && has_streams(desc_of(self).device));
+  const int64_t order = is_ordered ? stream_from(stream) : TENON_STREAM_NONE;
   return (is_versioned ? versioned_capsule(array, flags, order) : legacy_capsule(array, flags, order))
       .release()
       .ptr();
@@ -78,12 +80,11 @@ void add_dlpack_methods(Parts& parts) {
               "Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot "
               "say that an\n"
               "array is read-only: for such an array that is a BufferError, unless ``copy=True``.\n\n"
-              "For memory on a device, ``stream`` is the consumer's: work on it that follows runs after what "
-              "was "
-              "submitted to the\n"
-              "array before. None and 1: the legacy default stream; 2: that of the thread; -1: no order; "
-              "else a "
-              "handle.\n\n"
+              "For memory on a device and managed memory, ``stream`` is the consumer's: work on it that "
+              "follows runs\n"
+              "after what was submitted to the array before. None (on a device) and 1: the legacy default "
+              "stream; 2: that\n"
+              "of the thread; -1: no order; else a handle.\n\n"
               "Raises\n------\n"
               "BufferError\n    The array cannot be exported as asked.\nValueError\n    ``stream`` is 0, or "
               "is "

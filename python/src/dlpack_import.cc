@@ -183,8 +183,8 @@ Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy
   return import_versioned(tensor, may_copy);
 }
 
-// The stream for memory of this object on a device. None for memory of the host, for a device that cannot be
-// used here, and if the object does not tell its device: the import checks the tensor.
+// The stream for memory of this object on a device, or managed memory. None for other memory of the host, for
+// a device that cannot be used here, and if the object does not tell its device: the import checks the tensor.
 nb::object stream_for(nb::handle object) {
   static Name name("__dlpack_device__");
   const nb::object device = nb::steal(PyObject_CallMethodObjArgs(object.ptr(), name.get(), nullptr));
@@ -195,7 +195,8 @@ nb::object stream_for(nb::handle object) {
   PyObject* const id = PyTuple_GetItem(device.ptr(), 1);
   if (PyIndex_Check(type) == 0 || PyIndex_Check(id) == 0) return nb::none();
   const Pair pair = pair_from(device.ptr(), "what __dlpack_device__() returns");
-  if (pair.first != TENON_CUDA || pair.second < 0 || pair.second > INT32_MAX) return nb::none();
+  const bool has_streams = pair.first == TENON_CUDA || pair.first == TENON_CUDA_MANAGED;
+  if (!has_streams || pair.second < 0 || pair.second > INT32_MAX) return nb::none();
   try {
     return nb::int_(own_stream({TENON_CUDA, static_cast<int32_t>(pair.second)}));
   } catch (const Error&) {

@@ -342,7 +342,7 @@ Ref<Array> adopt_on_stream(tenon_adoption adoption, int64_t stream) {
 }
 
 void add_events_of(const Array& array, Access access, const View* self, Events* events) {
-  if (!array.is_on_device()) return;
+  if (!device::has_streams(array.desc().device)) return;
   Storage& storage = array.storage();
   if (device::Event* const born = storage.memory().born) events->push_back(Ref<device::Event>::share(born));
   for (const UsedStream& used : streams_of_views(storage.home(), access, array.extent(), self)) {

@@ -83,7 +83,7 @@ class Rest final : public Request {
   const device::Completion* completion_ = nullptr;
 };
 
-// An export of memory on a device, for a consumer that uses it on a stream.
+// An export of memory on a device or of managed memory, for a consumer that uses it on a stream.
 template <class Tensor>
 struct StreamExport {
   Tensor tensor;
@@ -100,7 +100,7 @@ struct StreamExport {
   StreamExport(Array& source, uint32_t flags, int64_t number, const char* site)
       : tensor{},
         array(Ref<Array>::share(&source)),
-        device(device::Device::of(source.desc().device)),
+        device(device::Device::of({TENON_CUDA, source.desc().device.id})),
         stream(number != TENON_STREAM_NONE ? device.driver().stream_of(number) : nullptr),
         thread(this_thread_id()) {
     const Access access = (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite;
@@ -170,7 +170,9 @@ struct StreamExport {
 // Of the two kinds of export that of this array. stream: 0 for an export to the host.
 template <class Tensor>
 Tensor* make_export(Array& array, uint32_t flags, int64_t stream, const char* site) {
-  if (stream == 0 || !array.is_on_device()) return &(new Export<Tensor>(array, flags, site))->tensor;
+  const bool is_ordered = stream != TENON_STREAM_NONE && device::has_streams(array.desc().device);
+  if (stream == 0 || !(is_ordered || array.is_on_device()))
+    return &(new Export<Tensor>(array, flags, site))->tensor;
   return &(new StreamExport<Tensor>(array, flags, stream, site))->tensor;
 }
 

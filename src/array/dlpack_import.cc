@@ -54,6 +54,17 @@ device::Device& device_of(tenon_device device) {
   }
 }
 
+// The host may use managed memory at once, so it waits here. Without a device no work can use the memory.
+void wait_for_producer_of_managed(tenon_device managed) {
+  device::Device* device = nullptr;
+  try {
+    device = &device::Device::of({TENON_CUDA, managed.id});
+  } catch (const Error&) {
+    return;
+  }
+  wait_for_producer(*device->record(device->stream(device::Lane::kMemory)));
+}
+
 template <class Tensor>
 Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags) {
   const DLTensor& dl = tensor->dl_tensor;
@@ -70,6 +81,8 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   if (device::is_device_memory(adoption.device)) {
     device::Device& device = device_of(adoption.device);
     ordered = device.record(device.stream(device::Lane::kMemory));
+  } else if (device::has_streams(adoption.device)) {
+    wait_for_producer_of_managed(adoption.device);
   }
   if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) {
     if (ordered) wait_for_producer(*ordered);

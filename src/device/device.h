@@ -24,6 +24,10 @@ class Device;
 
 // The host cannot read or write memory there.
 constexpr bool is_device_memory(tenon_device device) noexcept { return device.type == TENON_CUDA; }
+// Work on streams may use memory there. Managed memory is memory of the host, too.
+constexpr bool has_streams(tenon_device device) noexcept {
+  return is_device_memory(device) || device.type == TENON_CUDA_MANAGED;
+}
 
 // "cpu", "cuda:0", "cuda_host", "cuda_managed", "rocm_host"; "device type 8, id 0" for others.
 std::string text_of(tenon_device device);

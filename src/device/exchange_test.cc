@@ -98,6 +98,75 @@ TEST_F(Exchange, CallsOfTheHostComeAfterTheStreamsOfOpenViews) {
   tensor->deleter(tensor);
 }
 
+// Breaks when an import of managed memory does not wait for its producer, or when an export of it to a stream
+// is not ordered in both directions.
+TEST_F(Exchange, ManagedMemoryIsOrderedWithTheStreamsThatUseIt) {
+  uint64_t address = 0;
+  ASSERT_EQ(0, on(kCuda, fake_cuda_alloc_managed, &address, size_t{4000}));
+  auto* const memory = reinterpret_cast<int32_t*>(address);
+  std::fill_n(memory, 1000, 0);
+  Device& device = Device::of(kCuda);
+  std::thread later;
+  const auto resume_later = [&] {
+    later = std::thread([this] {
+      moment(40);
+      on(kCuda, fake_cuda_resume, stream);
+    });
+  };
+  // The producer has submitted work, and made Tenon's stream wait for it.
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
+  add_one(stream, memory, 1000);
+  {
+    const Ref<device::Event> produced = device.record(stream);
+    const Device::Current current(device);
+    ASSERT_EQ(0, device.wait(device.stream(Lane::kMemory), *produced));
+  }
+  resume_later();
+  static int64_t shape[] = {1000};
+  auto* const given = new DLManagedTensorVersioned{};
+  given->version = {1, 0};
+  given->deleter = [](DLManagedTensorVersioned* self) { delete self; };
+  given->dl_tensor = {memory, {kDLCUDAManaged, 0}, 1, {kDLInt, 32, 1}, shape, nullptr, 0};
+  tenon_array* array = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_array_from_dlpack(given, 0, &array, &error)) << error.message;
+  const Held a(array);
+  EXPECT_EQ(Values(memory, memory + 1000), Values(1000, 1));
+  later.join();
+
+  // The consumer's stream waits for a copy that was submitted before.
+  const Held two = make(kCuda, {1000}, kInt32, TENON_ZEROED);
+  ASSERT_EQ(values(two), Values(1000, 0));
+  Hold hold(Lane::kToHost);
+  tenon_op* const op = push(two, a);
+  DLManagedTensorVersioned* const tensor = exported(a);
+  EXPECT_EQ(kDLCUDAManaged, tensor->dl_tensor.device.device_type);
+  EXPECT_EQ(memory, tensor->dl_tensor.data);
+  add_one(tensor);
+  moment();
+  EXPECT_EQ(0, tenon_op_is_done(op));
+  hold.release();
+  finish(op);
+
+  // A copy to a device waits for the work of the open export.
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
+  add_one(tensor);
+  resume_later();
+  copy(a, two);
+  EXPECT_EQ(values(two), Values(1000, 2));
+  later.join();
+
+  // What the host does next waits for the consumer's work.
+  ASSERT_EQ(0, on(kCuda, fake_cuda_hold, stream));
+  add_one(tensor);
+  tensor->deleter(tensor);
+  EXPECT_EQ(1u, statistics().submitted);
+  resume_later();
+  EXPECT_EQ(values(a), Values(1000, 3));
+  later.join();
+  const Device::Current current(device);
+  EXPECT_EQ(0, device.driver().free(memory, nullptr));
+}
+
 TEST_F(Exchange, MemoryIsKeptUntilTheConsumersWorkIsDone) {
   Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
   const uint64_t before = statistics().device_nbytes;

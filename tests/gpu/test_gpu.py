@@ -244,6 +244,20 @@ def test_cupy_shares_the_memory_both_ways():
         assert b.data_ptr == own.data.ptr and b.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_managed_memory_keeps_its_device_type():
+    cupy = pytest.importorskip("cupy")
+    own = cupy.ndarray(N, "i4", cupy.cuda.malloc_managed(4 * N))
+    own[...] = 3
+    a = tn.from_dlpack(own)
+    assert a.device == "cuda_managed" and a.data_ptr == own.data.ptr
+    assert a.__dlpack_device__() == own.__dlpack_device__() == (13, 0)
+    assert (a.to("cpu").numpy() == 3).all() and (a.to("cuda:0").to("cpu").numpy() == 3).all()
+    a[...] = tn.full(N, 4, "i4")
+    assert int(own.min()) == int(own.max()) == 4
+    back = cupy.from_dlpack(a)
+    assert back.data.ptr == own.data.ptr
+
+
 def test_jax_shares_the_memory_both_ways():
     jax = pytest.importorskip("jax")
     if jax.default_backend() != "gpu":

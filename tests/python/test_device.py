@@ -398,6 +398,42 @@ def test_streams_that_the_protocol_does_not_know_are_refused(stream):
     )
 
 
+def test_managed_memory_is_ordered_with_the_streams_of_producer_and_consumer():
+    run(
+        """
+        tn.zeros(8, "i4", "cuda")                        # makes the context
+        own, streams = Stream(), []
+        memory = ctypes.c_uint64()
+        assert driver.fake_cuda_alloc_managed(ctypes.byref(memory), ctypes.c_size_t(1 << 16)) == 0
+
+        class Producer(dl.Tensor):
+            def __dlpack__(self, *, stream=None, **others):
+                streams.append(stream)
+                own.synchronize()
+                return self.capsule()
+
+        class At:
+            data = memory.value
+        own.fill(At, 9, 1 << 14)
+        a = tn.from_dlpack(Producer((1 << 14,), dtype=(dl.INT, 32, 1), data=memory.value, device=(13, 0)))
+        assert streams[0] not in (None, 0, -1)
+        assert a.device == "cuda_managed" and a.__dlpack_device__() == (13, 0) and set(a.tolist()) == {9}
+        taken = dl.take(a.__dlpack__(stream=own.handle))
+        own.fill(taken, 4, 1 << 14)
+        taken.release()
+        assert set(a.tolist()) == {4}                    # waits for the fill
+        a.__dlpack__()                                   # for the host
+        for stream in (0, -2, "x"):
+            try:
+                a.__dlpack__(stream=stream)
+            except (TypeError, ValueError) as error:
+                assert "stream" in str(error), error
+            else:
+                raise AssertionError(stream)
+        """
+    )
+
+
 def test_a_tensor_on_a_device_is_imported_in_order_of_its_stream():
     run(
         """
