@@ -9,10 +9,10 @@ releases what dead processes held. ``plot`` draws a file of `tenon.trace`.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
+import functools
+import os
 import sys
-from pathlib import Path
+from typing import Any
 
 CONFIG_OPTIONS = {
     "--cflags": "the compiler's options for tenon/tenon.h",
@@ -42,32 +42,34 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _prefix() -> Path:
+def _prefix() -> str:
     """The folder with include/ and lib/: the folder of the extension, also if the package is elsewhere."""
+    import importlib.util
+
     spec = importlib.util.find_spec("tenon._core")
     if spec is None or spec.origin is None:
         raise SystemExit("tenon config: the extension tenon._core is not installed; reinstall tenon-arrays")
-    return Path(spec.origin).resolve().parent
+    return os.path.dirname(os.path.realpath(spec.origin))
 
 
 def _config(arguments: argparse.Namespace) -> int:
     import tenon
 
     prefix = _prefix()
-    include, lib = prefix / "include", prefix / "lib"
-    cmake, pkgconfig = lib / "cmake" / "tenon", lib / "pkgconfig"
-    answers: dict[str, tuple[str | Path, Path]] = {  # option: what it prints, and a file that must be there
-        "cflags": (f"-I{include}", include / "tenon" / "tenon.h"),
-        "libs": (f"-L{lib} -Wl,-rpath,{lib} -ltenon", lib / "libtenon.so"),
-        "includedir": (include, include / "tenon" / "tenon.h"),
-        "includes": (f"-I{include}", include / "tenon" / "tenon.h"),
-        "cmakedir": (cmake, cmake / "tenonConfig.cmake"),
-        "pkgconfigdir": (pkgconfig, pkgconfig / "tenon.pc"),
-        "libdir": (lib, lib / "libtenon.so"),
+    include, lib = f"{prefix}/include", f"{prefix}/lib"
+    cmake, pkgconfig = f"{lib}/cmake/tenon", f"{lib}/pkgconfig"
+    answers = {  # option: what it prints, and a file that must be there
+        "cflags": (f"-I{include}", f"{include}/tenon/tenon.h"),
+        "libs": (f"-L{lib} -Wl,-rpath,{lib} -ltenon", f"{lib}/libtenon.so"),
+        "includedir": (include, f"{include}/tenon/tenon.h"),
+        "includes": (f"-I{include}", f"{include}/tenon/tenon.h"),
+        "cmakedir": (cmake, f"{cmake}/tenonConfig.cmake"),
+        "pkgconfigdir": (pkgconfig, f"{pkgconfig}/tenon.pc"),
+        "libdir": (lib, f"{lib}/libtenon.so"),
     }
     for name, (answer, file) in answers.items():
         if getattr(arguments, name):
-            if not file.is_file():
+            if not os.path.isfile(file):
                 print(f"tenon config: {file} is missing; reinstall tenon-arrays", file=sys.stderr)
                 return 1
             print(answer)
@@ -87,6 +89,8 @@ def _demo(arguments: argparse.Namespace) -> int:
         return 1
     print("\n" + table(result), flush=True)
     if arguments.json:
+        import json
+
         print(json.dumps(result, allow_nan=False), flush=True)
     else:
         print("\n" + verdict(result), flush=True)
@@ -95,23 +99,31 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _ls(arguments: argparse.Namespace) -> int:
     from tenon import _core
-    from tenon._tools import observers as _observers
-    from tenon._tools import terminal as _terminal
 
     text = _core.describe_shared()
     if arguments.json:
         print(text, flush=True)
     else:
+        import json
+
+        from tenon._tools import observers as _observers
+        from tenon._tools import terminal as _terminal
+
         _terminal.show(_observers.listing(json.loads(text)))
     return 0
 
 
 def _gc(arguments: argparse.Namespace) -> int:
     from tenon import _core
-    from tenon._tools import observers as _observers
 
     text = _core.collect_shared()
-    print(text if arguments.json else _observers.summary(json.loads(text)), flush=True)
+    if not arguments.json:
+        import json
+
+        from tenon._tools import observers as _observers
+
+        text = _observers.summary(json.loads(text))
+    print(text, flush=True)
     return 0
 
 
@@ -151,10 +163,36 @@ def _positive(text: str) -> int:
     return value
 
 
+class _Help(argparse.HelpFormatter):
+    """As its base, which imports shutil for the width of the terminal for each argument of the parser."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_width())
+
+
+@functools.cache
+def _width() -> int:
+    try:
+        columns = int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        columns = 0
+    if columns <= 0:
+        try:
+            columns = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+        except (AttributeError, ValueError, OSError):
+            pass
+    return (columns or 80) - 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Help, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tenon", description="Array memory lent, not copied.")
+    parser = _Parser(prog="tenon", description="Array memory lent, not copied.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version of the package")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(prog=parser.prog, required=True, metavar="COMMAND")
 
     demo = commands.add_parser(
         "demo", help="a C library feeds a model that learns digits; prints what it costs"

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of Tenon. In other cases it raises the built-in exceptions: ValueError, TypeError,
-BufferError, IndexError, MemoryError, TimeoutError."""
+"""The exceptions of Tenon, and its log. In other cases it raises the built-in exceptions: ValueError,
+TypeError, BufferError, IndexError, MemoryError, TimeoutError."""
+
+from __future__ import annotations
 
 import sys
-import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import logging
 
 
 class TenonError(Exception):
@@ -89,6 +93,29 @@ for _kind in (TenonError, OpError, LeaseConflict, LeaseEscaped, DeadlockError, M
     _kind.__module__ = "tenon"  # tracebacks, pickles and the documentation show the public name
 
 
+class _Log:
+    """The logger of Tenon. Its first message imports `logging`, which takes a fifth of the time of the import
+    of the package."""
+
+    def debug(self, text: str, *values: object, exc_info: bool = False) -> None:
+        _logger().debug(text, *values, exc_info=exc_info, stacklevel=2)
+
+    def warning(self, text: str, *values: object) -> None:
+        _logger().warning(text, *values, stacklevel=2)
+
+    def error(self, text: str, *values: object) -> None:
+        _logger().error(text, *values, stacklevel=2)
+
+
+def _logger() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("tenon")
+
+
+log = _Log()
+
+
 def copied(error: BaseException) -> BaseException:
     """A copy of an error, to be raised another time. It does not get the frames of the original."""
     copy = type(error)(*error.args)
@@ -120,6 +147,8 @@ def describe(error: BaseException, views: list[Any], function: object = None) ->
         The body.
     """
     try:
+        import traceback
+
         text = _printable("".join(traceback.format_exception(error)).rstrip())
     except BaseException:
         text = text_of(error)

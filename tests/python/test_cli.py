@@ -115,7 +115,7 @@ def test_demo_on_torch_without_torch_says_what_to_install(tmp_path):
     assert "pip install 'tenon-arrays[torch]'" in message and "Traceback" not in message
 
 
-LATE = ("asyncio", "json", "multiprocessing", "ssl", "subprocess", "zipfile")
+LATE = ("asyncio", "json", "logging", "multiprocessing", "ssl", "subprocess", "traceback", "zipfile")
 
 
 @pytest.mark.parametrize("missing", ["torch", ""])
@@ -129,6 +129,19 @@ print(sorted(({set(LATE)!r} & sys.modules.keys()) - before))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_ls_loads_no_module_that_it_does_not_need():
+    late = {*LATE, "logging", "numpy", "pathlib", "rich", "shutil", "traceback"} - {"json"}
+    code = f"""
+import sys
+before = set(sys.modules)
+from tenon.__main__ import main
+main(["ls"])
+print(sorted(({late!r} & sys.modules.keys()) - before), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
 def test_a_block_in_a_program_without_asyncio_does_not_load_it():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import mmap
 import os
 import time
@@ -17,7 +16,7 @@ from .. import _core
 from .._array.creation import from_pointer
 from .._array.fields import Fields
 from .._core import NDArray, Schema
-from .._errors import OwnerDied, TenonError
+from .._errors import OwnerDied, TenonError, log
 from .._ipc.channel import Received
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
@@ -42,8 +41,6 @@ from .serving import (
     position_of,
     words_of,
 )
-
-_log = logging.getLogger("tenon")
 
 _LOOK_SECONDS = 0.02
 _SLICE_SECONDS = 1.0  # between two looks whether the server died when its end of the batch channel was closed
@@ -298,7 +295,7 @@ class AttachedFeed(Forms):
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(self._waiting_text(timer.seconds()))
             if timer.is_due():
-                _log.warning("%s", self._waiting_text(timer.seconds()))
+                log.warning("%s", self._waiting_text(timer.seconds()))
 
     def _waiting_text(self, seconds: float) -> str:
         slots, used = self._batch_channel.slots, self._batch_channel.stats()["in_use"]

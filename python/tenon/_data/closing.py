@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import weakref
 from typing import Any
 
-_log = logging.getLogger("tenon")
+from .._errors import log
 
 is_python_ending = False
 OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # and iterators of loaders
@@ -22,4 +21,4 @@ def close_all() -> None:
         try:
             feed.close()
         except Exception as error:  # the others are to be closed, too
-            _log.warning("%s", error)
+            log.warning("%s", error)

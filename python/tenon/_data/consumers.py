@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core import Batch, Schema, from_dlpack
-from .._errors import TenonError
+from .._errors import TenonError, log
 from .epochs import REPLACED, Epoch
 
 if TYPE_CHECKING:
     from .feed import Feed
 
-_log = logging.getLogger("tenon")
 
 _END_SECONDS = 1.0
 
@@ -215,7 +213,7 @@ def _await_next(
     pending: concurrent.futures.Future[Any], take: Callable[..., Any], timeout: float | None
 ) -> None:
     try:
-        batch = take(timeout, _log.warning)
+        batch = take(timeout, log.warning)
     except BaseException as error:
         pending.set_exception(error)
     else:

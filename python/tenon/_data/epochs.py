@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._core import Batch, NativeFeed
-from .._errors import LeaseConflict, OpError, TenonError
+from .._errors import LeaseConflict, OpError, TenonError, log
 from . import closing
 from .progress import ProgressBar
 
 if TYPE_CHECKING:
     from .feed import Feed
     from .forms import Forms
-
-_log = logging.getLogger("tenon")
 
 
 REPLACED = (
@@ -96,7 +93,7 @@ class Epoch(Iteration):
         try:
             self._is_in_next = True
             try:
-                batch = self._next(feed.timeout, _log.warning)
+                batch = self._next(feed.timeout, log.warning)
             finally:
                 if feed._inline is not None:
                     feed._inline.raise_interrupt()

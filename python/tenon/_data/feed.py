@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._array.fields import FieldsLike, checks_fields
 from .._core import Batch, NativeFeed, Schema
-from .._errors import text_of
+from .._errors import log, text_of
 from .._sync.function import CFunction
 from .._values import INT32_MAX, count, flag, integer, seconds
 from . import closing
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from .serving import ServedFeed, Server
     from .statistics import FeedStatistics
 
-_log = logging.getLogger("tenon")
 
 _CLOSE_SECONDS = 1.0
 
@@ -520,7 +518,7 @@ class Feed(Forms):
         except TimeoutError as error:
             if exception is None:
                 raise
-            _log.warning("%s", error)
+            log.warning("%s", error)
 
     def _name(self) -> str:
         return _name_of(self.generator)

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
 import weakref
 from typing import Any
 
+from .._errors import log
 from .._sync.waits import ReportTimer
 from .batches import BatchIter, DataBatch, DataDesc
-
-_log = logging.getLogger("tenon")
 
 _CLOSED = "the PrefetchingIter is closed"
 _CLOSE_SECONDS = 1.0
@@ -192,7 +190,7 @@ class _Helper:
                     raise RuntimeError(f"the thread that takes the batches of {self._iterator!r} has ended")
                 self._changed.wait(_LOOK_SECONDS)
                 if self._outcome is None and timer.is_due():
-                    _log.warning("waiting for a batch of %r since %.0f s", self._iterator, timer.seconds())
+                    log.warning("waiting for a batch of %r since %.0f s", self._iterator, timer.seconds())
 
     def take(self) -> Any:
         with self._changed:
@@ -280,4 +278,4 @@ def _close_all() -> None:
         try:
             iterator.close()
         except TimeoutError as error:
-            _log.warning("%s", error)
+            log.warning("%s", error)

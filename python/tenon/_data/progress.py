@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .._errors import log
+
 if TYPE_CHECKING:
     from .feed import Feed
 
-_log = logging.getLogger("tenon")
 
 _TEXT_SECONDS = 0.5
 
@@ -84,4 +84,4 @@ class ProgressBar:
     def _give_up(self, error: Exception) -> None:
         self._bar = None
         text = f"{type(error).__name__}: {error}"  # a record with the error keeps its frames, and batches
-        _log.warning("the progress bar of a feed failed and is left out: %s", text)
+        log.warning("the progress bar of a feed failed and is left out: %s", text)

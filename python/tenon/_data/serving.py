@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import re
 import threading
@@ -36,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .._array.creation import zeros
 from .._core import NDArray
-from .._errors import LeaseConflict, OpError, OwnerDied, TenonError
+from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, log
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
@@ -46,7 +45,6 @@ from .forms import itself
 if TYPE_CHECKING:
     from .feed import Feed
 
-_log = logging.getLogger("tenon")
 
 MODES = ("queue", "broadcast")
 MARK = 0x64656573  # of a head that is complete
@@ -193,7 +191,7 @@ class Server:
             self._run()
         except BaseException as error:
             self._error = error
-            _log.error("feed %r is served no more: %s", self.name, error)
+            log.error("feed %r is served no more: %s", self.name, error)
 
     def _run(self) -> None:
         try:
@@ -241,7 +239,7 @@ class Server:
             if self._is_closing:
                 return False
             if timer.is_due():
-                _log.warning("feed %r has waited for %d s for %s", self.name, timer.seconds(), what())
+                log.warning("feed %r has waited for %d s for %s", self.name, timer.seconds(), what())
         return not self._is_closing
 
     def _is_to_end(self) -> bool:
@@ -290,7 +288,7 @@ class Server:
         served = self._served
         assert self._batch_channel is not None and self._end_channel is not None
         if failure is not None:
-            _log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
+            log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
         told = served.words[ROUND_AT]
         served.words[ROUND_AT] = told + 1  # first: a consumer that attaches now is not in this epoch
         while True:

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -365,6 +364,8 @@ class Rules(NamedTuple):
         is_stop = isinstance(error, StopIteration)
         if is_stop and self.batches is None:
             return _core.END_OF_EPOCH, ""
+        import traceback
+
         return -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
 
     def early_end_text(self, index: int) -> str:
@@ -468,6 +469,8 @@ def _run_thread(
     try:
         run(native, schema, function, setup, rules)
     except BaseException as error:
+        import traceback
+
         text = "".join(traceback.format_exception(error))
         error.__traceback__ = None
         del error

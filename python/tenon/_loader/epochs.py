@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import logging
 import os
 import pickle
 import signal
@@ -20,15 +19,13 @@ import numpy as np
 from .. import _core
 from .._core import NativeFeed
 from .._data.workers import Workers
-from .._errors import OpError
+from .._errors import OpError, log
 from . import workers as work
 from .base import Kind, default_collate, torch
 from .generators import from_plain, to_plain
 from .here import Quick
 from .packing import Reader, bytes_of
 from .state import Progress, cannot_go_on
-
-_log = logging.getLogger("tenon")
 
 SLOT_NBYTES = 256 << 20  # addresses of a slot, which takes memory where it is written
 _BEYOND_WORKERS = 3  # slots for what the consumer has: two batches, and the next one
@@ -189,7 +186,7 @@ class Processes(Quick):
             sparse_slots=True,
         )
         self._batches = map(
-            self._native.next, itertools.repeat(self._timeout or None), itertools.repeat(_log.warning)
+            self._native.next, itertools.repeat(self._timeout or None), itertools.repeat(log.warning)
         )
         from .._data import closing
 
@@ -385,7 +382,7 @@ class Processes(Quick):
                             pipe.send((work.NO_MORE, b""))
                 self._native.close(timeout)
             except TimeoutError as error:
-                _log.warning("%s", error)
+                log.warning("%s", error)
             if os.getpid() == self._pid:
                 self._drop_requests()
 

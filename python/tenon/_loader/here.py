@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from typing import Any
 
+from .._errors import log
 from .base import BaseIterator, Kind, SingleProcessIterator, torch
 from .generators import states_of
 from .state import (
@@ -22,7 +22,6 @@ from .state import (
     restore_fetcher,
 )
 
-_log = logging.getLogger("tenon")
 _is_profiled: Any = None if torch is None else torch.autograd._profiler_enabled
 
 
@@ -98,7 +97,7 @@ class Here(Quick, SingleProcessIterator):
                     f"{name} ended after {call} of {state['calls']} batches when it was read again"
                 ) from None
             except Exception:  # it was raised in its place then
-                _log.debug("a batch that is read again failed, as before", exc_info=True)
+                log.debug("a batch that is read again failed, as before", exc_info=True)
             first = first or states_of(progress.generators)
         if first is not None:
             progress.check_draws(first, state, name)

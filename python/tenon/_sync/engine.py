@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -13,9 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from .. import _core
+from .._errors import log
 from .._values import INT32_MAX, count, text_for_c
-
-_log = logging.getLogger("tenon")
 
 _EXIT_SECONDS = 1.5
 _FORK_SECONDS = 1.0  # how long a fork waits for bodies that run
@@ -88,7 +86,7 @@ def _shut_down(shut_down: Callable[[float], None] = _core.shut_down_engine) -> N
     try:
         shut_down(_EXIT_SECONDS)
     except Exception as error:
-        _log.warning("ops are left behind at exit: %s", error)
+        log.warning("ops are left behind at exit: %s", error)
 
 
 def _finish() -> None:
@@ -96,7 +94,7 @@ def _finish() -> None:
     try:
         _core.wait_all(_EXIT_SECONDS)
     except Exception as error:
-        _log.warning("ops are left behind at the end of a process: %s", error)
+        log.warning("ops are left behind at the end of a process: %s", error)
     _core.report_failures()
 
 

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
 from .. import _core
 from .._core import NativeOp
-from .._errors import OpError
+from .._errors import OpError, log
 from .tasks import Signal, current_task, number_of
-
-_log = logging.getLogger("tenon")
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -103,7 +100,7 @@ def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpErro
 def report_unseen(failure: tuple[str, str, str, int, BaseException | None]) -> None:
     """Logs the failure of an op that no call has raised, and that none can raise any more."""
     if not getattr(failure[4], "_is_raised_here", False):
-        _log.error("the failure of an op was never retrieved: %s", op_error(failure))
+        log.error("the failure of an op was never retrieved: %s", op_error(failure))
 
 
 def waitall(timeout: float | None = None) -> None:

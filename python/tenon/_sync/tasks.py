@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from .._errors import log
 from . import waits
 
 if TYPE_CHECKING:
     import asyncio
 
-_log = logging.getLogger("tenon")
 
 _KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
@@ -102,7 +101,7 @@ class Signal:
         behind = self._ask(seconds >= waits.REPORT_SECONDS)
         waited = self._loop.time() - began
         if behind:
-            _log.warning("waiting for %d s behind %s", waited, behind)
+            log.warning("waiting for %d s behind %s", waited, behind)
         if not self._is_over:
             self._report_later(began, waits.next_report(waited))
 
@@ -114,6 +113,6 @@ async def until_empty(find: Callable[[], str]) -> None:
     timer, pause = waits.ReportTimer(), 0.0
     while found := find():
         if timer.is_due():
-            _log.warning("waiting for %d s behind %s", timer.seconds(), found)
+            log.warning("waiting for %d s behind %s", timer.seconds(), found)
         await asyncio.sleep(pause)
         pause = min(2 * pause + 0.0001, _MAX_POLL_SECONDS)

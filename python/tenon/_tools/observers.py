@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from .terminal import Table
@@ -93,7 +92,8 @@ def command_text(process: Facts) -> str:
     if not command.startswith("python"):
         return command
     try:
-        line = Path(f"/proc/{process['pid']}/cmdline").read_bytes().decode(errors="replace")
+        with open(f"/proc/{process['pid']}/cmdline", encoding="utf-8", errors="replace", newline="") as file:
+            line = file.read()
     except OSError:  # it has ended
         return command
     arguments = iter(line.split("\0")[1:])

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 from types import TracebackType
 
 from .. import _core
+from .._errors import log
 from .._values import count, text_for_c
-
-_log = logging.getLogger("tenon")
 
 _running: trace | None = None
 
@@ -70,7 +68,7 @@ class trace:
         _running = None
         self.events, self.lost = _core.end_trace()
         if self.lost:
-            _log.warning(
+            log.warning(
                 "trace %s: %d events came when it was full, and are not in it: begin it later, or give it "
                 "more than capacity=%d",
                 self.path,
@@ -89,7 +87,7 @@ class trace:
         except (OSError, MemoryError) as failure:
             if error is None:
                 raise
-            _log.warning("%s", failure)
+            log.warning("%s", failure)
 
     def __repr__(self) -> str:
         state = "running" if _running is self else f"{self.events} events, {self.lost} lost"
@@ -111,4 +109,4 @@ def _stop_at_exit() -> None:
     try:
         _running.stop()
     except Exception as error:
-        _log.warning("%s", error)
+        log.warning("%s", error)
