@@ -11,6 +11,7 @@
 #include "ndarray_parts.h"
 #include "numpy_lend.h"
 #include "owners.h"
+#include "ownership.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -128,9 +129,11 @@ Array from_pointer(nb::object address, nb::object shape, const DTypeLike& dtype_
   }
   if (!deleter.is_none() && PyCallable_Check(deleter.ptr()) == 0)
     raise(PyExc_TypeError, "deleter is %R: it must be callable", deleter.ptr());
+  const bool has_owner = !owner.is_none() || !deleter.is_none();
   auto node = std::make_unique<CallOwner>(std::move(owner), nb::none());
   CallOwner* const held = node.get();
   Array array = adopt(adoption, OwnedNode(node.release()));
+  if (!has_owner) note_second_queue();
   held->last_call = std::move(deleter);  // only now: a deleter does not run when the call fails
   return array;
 }

@@ -2,6 +2,7 @@
 //
 // Methods that separate an array from its memory or from the rules: the memory moves out to NumPy, stays with
 // its readers, or is used outside of the contract.
+#include <atomic>
 #include <utility>
 
 #include "callbacks.h"
@@ -82,6 +83,11 @@ nb::object move_to_numpy(const Array& array) {
 
 }  // namespace
 
+namespace {
+std::atomic<bool> may_have_second_queues{false};
+}
+void note_second_queue() noexcept { may_have_second_queues.store(true, std::memory_order_relaxed); }
+
 bool has_moved_memory(PyObject* numpy_array) noexcept {
   PyObject* const base = PyArray_BASE(as_numpy(numpy_array));
   return base != nullptr && Py_TYPE(base) == moved_memory_type && Py_REFCNT(base) == 1;
@@ -106,6 +112,7 @@ void add_ownership(nb::module_& module) {
       [](const Array& self) {
         tenon_array* handle = nullptr;
         call(tenon_array_unchecked, self.get(), &handle);
+        note_second_queue();
         return Array::steal(handle);
       },
       "The same memory, shape and dtype outside of the contract: its accesses wait for no other access, and "
@@ -152,6 +159,10 @@ void add_ownership(nb::module_& module) {
       },
       nb::arg("array"),
       "An array as this one on new memory, for a whole overwrite that leaves the old to its readers.");
+  module.def(
+      "may_have_second_queues", [] { return may_have_second_queues.load(std::memory_order_relaxed); },
+      "Whether bytes may have several queues: unchecked() was called in this process, or "
+      "from_pointer() without an owner.");
   module.def(
       "moved_at",
       [](const Array& array) -> nb::object {

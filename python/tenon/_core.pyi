@@ -1470,5 +1470,10 @@ def renewed(array: NDArray) -> NDArray:
     An array as this one on new memory, for a whole overwrite that leaves the old to its readers.
     """
 
+def may_have_second_queues() -> _bool:
+    """
+    Whether bytes may have several queues: unchecked() was called in this process, or from_pointer() without an owner.
+    """
+
 def moved_at(array: NDArray) -> str | None:
     """Where the memory was moved out, or None."""

@@ -263,6 +263,11 @@ def _settle_after_collection(phase: str, _: dict[str, int]) -> None:
         settle()
 
 
+def has_unsettled() -> bool:
+    """Whether an ended view still holds memory."""
+    return bool(_unsettled)
+
+
 def settle(is_error_near: bool = False) -> None:
     """Makes ended views release their memory if only names refer to them by now.
 

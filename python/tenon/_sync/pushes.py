@@ -9,7 +9,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import _core
 from .._core import NDArray
@@ -21,6 +21,9 @@ from .endings import settle, wait_for_searches
 from .function import CFunction
 from .ops import Op
 from .uses import Use, Uses
+
+if TYPE_CHECKING:
+    from .views import Found
 
 _T = TypeVar("_T")
 
@@ -111,7 +114,7 @@ def push(
     name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
     work = _Work(fn, list(args), keywords, uses, name, _POLICIES[on_conflict])
     submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
-    # A full collection can take a second, so it comes last.
+    # A full collection can take a second. So it comes last, and only if it may end the conflict.
     try:
         return submit()
     except LeaseConflict:
@@ -121,7 +124,10 @@ def push(
         gc.collect(1)
     try:
         return submit()
-    except LeaseConflict:
+    except LeaseConflict as conflict:
+        live = work.live_places(conflict)
+        if live is not None:
+            raise work.explained(conflict, live) from None
         gc.collect()
         settle(is_error_near=True)
     try:
@@ -275,12 +281,19 @@ class _Work:
                 uses.append((argument, not is_const, False))
         return uses
 
-    def explained(self, conflict: LeaseConflict) -> LeaseConflict:
+    def live_places(self, conflict: LeaseConflict) -> Found | None:
+        """As `find_live`."""
+        conflict.__traceback__ = None  # its frames refer to the arguments
+        from .views import find_live
+
+        return find_live(conflict, self._all_uses())
+
+    def explained(self, conflict: LeaseConflict, found: Found | None = None) -> LeaseConflict:
         """The conflict with what refers to the views, if that is found."""
         conflict.__traceback__ = None  # its frames refer to the arguments
         from .views import explain
 
-        return explain(conflict, self._all_uses(), self._arguments, self._can_renew)
+        return explain(conflict, self._all_uses(), self._arguments, self._can_renew, found)
 
     def _can_renew(self, in_way: list[NDArray]) -> bool:
         """Whether the op could be pushed with ``on_conflict="copy"`` if only these arrays are viewed."""

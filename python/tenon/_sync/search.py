@@ -21,6 +21,7 @@ import re
 import sys
 import threading
 import types
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from types import FrameType, FunctionType, TracebackType
@@ -81,18 +82,39 @@ class ViewPlace:
     is_of_buffer: bool  # taken from `a.readonly()`, it would only read
 
 
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """What a search is to find."""
+
+    n_views: int  # that Tenon counts, over the bytes of all arrays
+    is_original: bool  # an array that was given to `from_numpy` too, or a view of that
+    written: frozenset[int]  # the numbers of the arrays with which that conflicts
+
+
 class Search:
     """One search, breadth first, by one thread, for views of memory. ``extents``: where the bytes of each
     array begin and end. ``budget``: how many references it follows. ``first``: the thread whose variables
-    come first; None for this one. It refers to what it has found until it is gone.
+    come first; None for this one. ``aim``: the search looks at what is near to variables first, and ends when
+    it has found all that the aim asks for, and all references to that.
+
+    It refers to what it has found until it is gone.
 
     A *whole* is an object that may refer to views, a *part* what it refers to. A *root* is a whole with which
     the search begins.
     """
 
-    def __init__(self, extents: list[tuple[int, int]], budget: int, first: int | None = None) -> None:
+    def __init__(
+        self,
+        extents: list[tuple[int, int]],
+        budget: int,
+        first: int | None = None,
+        aim: Aim | None = None,
+    ) -> None:
         self._extents = extents
         self._budget = self._left = budget
+        self._aim = aim
+        self._shares = (1, _SHARE) if aim is None else (1, _SHARE // 10, _SHARE)
+        self._n_compared = 0  # of what was found, when it was last compared with the aim
         self._found: list[tuple[int, int, Any]] = []  # number of the extent, number of the whole, view
         # The wholes, each with the number of the whole that refers to it, or -1 for a root.
         self._wholes: list[Any] = []
@@ -139,7 +161,8 @@ class Search:
             self._add_root(frame)
             name = dict.get(frame.f_globals, "__name__")
             modules.setdefault(name if type(name) is str else "?", frame.f_globals)
-        self._run()
+        if self._aim is None:
+            self._run()
         self._add_modules(modules)
         self._run()
         if self._budget == THOROUGH:
@@ -152,6 +175,31 @@ class Search:
             for place in self._places_of(i, view, held):
                 found.setdefault(place.text, (number, place))
         return list(found.values())
+
+    def finds_all(self) -> bool:
+        """Whether it has found all that the aim asks for. A collection of garbage frees nothing of that. So
+        views that a `weakref.WeakKeyDictionary` refers to do not count: its keys may be garbage."""
+        aim, views, has_original = self._aim, set(), False
+        if aim is None:
+            return False
+        for number, i, value in self._found:
+            chain = [i]
+            while chain[-1] >= 0:
+                chain.append(self._parents[chain[-1]])
+            if any(is_a(self._wholes[j], weakref.WeakKeyDictionary) for j in chain[:-1]):
+                continue
+            root = _root_of(value)
+            while is_a(root, memoryview) and is_a(root.obj, np.ndarray):
+                root = _root_of(root.obj)
+            if root is None:
+                has_original |= number in aim.written
+            elif _is_view_holder(root):
+                views.add(id(root))
+            elif is_a(root, memoryview) and is_a(root.obj, NDArray):
+                views.update(map(id, gc.get_referents(root)))  # parts of a memoryview have its one buffer
+            else:  # a tensor, a capsule: it need not be a view that Tenon counts
+                return False
+        return len(views) == aim.n_views and (has_original or not aim.is_original)
 
     def leads_to_view(self, *values: Any) -> bool:
         """One of the objects leads to a view, not counting the variables of code that runs."""
@@ -208,7 +256,7 @@ class Search:
         """Looks at the parts of all roots, then follows a share of the references from each."""
         queues = [deque([root]) for root in self._roots]
         self._roots.clear()
-        for n, queue in itertools.product((1, _SHARE), queues):
+        for n, queue in itertools.product(self._shares, queues):
             self._follow(queue, n)
         self._queue += itertools.chain(*queues)
 
@@ -228,6 +276,11 @@ class Search:
                     self._note(part, kind, i)
                 if kind in (_OTHER, _TORCH) and id(part) not in self._seen:
                     self._add(part, i, queue)
+            part = None  # whose references are counted
+            if self._aim is not None and len(self._found) > self._n_compared:
+                self._n_compared = len(self._found)
+                if self.finds_all() and not self._held_elsewhere():
+                    self._left = 0
 
     def _parts_of(self, i: int) -> list[Any]:
         whole = self._wholes[i]
@@ -309,7 +362,7 @@ class Search:
     def _held_elsewhere(self) -> set[int]:
         """The identities of views, and of what leads to them, to which something refers that was not found:
         the iterator of a loop, an object of a C library, an object beyond the budget."""
-        self._count_array_references()
+        own = self._references_to_arrays()
         leading: set[int] = set()
         for i in [row[1] for row in self._found]:
             while self._parents[i] >= 0 and i not in leading:
@@ -320,15 +373,18 @@ class Search:
         return {
             id(value)
             for value in values
-            if type(value) is not FrameType and sys.getrefcount(value) - 2 > self._known(id(value))
+            if type(value) is not FrameType
+            and sys.getrefcount(value) - 2 > self._known(id(value)) + own[id(value)]
         }
 
     def _known(self, key: int) -> int:
         """The references to an object that were seen, and the search's own."""
         return self._counts[key] + self._own[key] + (key in self._seen)
 
-    def _count_array_references(self) -> None:
-        """References to arrays that the collector does not show: of arrays over them, and of what is lent."""
+    def _references_to_arrays(self) -> defaultdict[int, int]:
+        """References to arrays that the collector does not show: of arrays over them, and of what is lent. By
+        their identity."""
+        found: defaultdict[int, int] = defaultdict(int)
         arrays = [view for *_, view in self._found if is_a(view, np.ndarray)]
         exports = {id(view) for *_, view in self._found if not is_a(view, np.ndarray)}
         counted = set()
@@ -337,11 +393,12 @@ class Search:
                 continue
             counted.add(id(array))
             # Each export may refer to it; what is lent has one more, of its lender or of the array over it.
-            self._own[id(array)] += len(exports) + _is_original(array)
+            found[id(array)] += len(exports) + _is_original(array)
             base = _array_base(array)
             if is_a(base, np.ndarray):
-                self._own[id(base)] += 1
+                found[id(base)] += 1
                 arrays.append(base)
+        return found
 
     # --- words
 

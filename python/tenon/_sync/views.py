@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from .. import _core
 from .._core import NDArray
 from .._errors import LeaseConflict
-from .endings import no_other_search, settle
+from .endings import has_unsettled, no_other_search, settle
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
-from .search import ONE_OBJECT, QUICK, THOROUGH, Search, ViewPlace, bytes_of, is_result_name
+from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, bytes_of, is_result_name
 
 _MAX_NAMED = 4
+_MAX_VIEWS = 64  # of a conflict, for which live references are looked for
 
 _object_of: Any = AttributeError.__dict__["obj"].__get__
 _set_object_of: Any = AttributeError.__dict__["obj"].__set__
@@ -73,24 +75,56 @@ def drop_views(array: NDArray) -> list[Holder]:
     ]
 
 
+Found = list[tuple[int, ViewPlace]]  # places, each with the number of its use
+
+
+def find_live(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) -> Found | None:
+    """The places of the views with which a push conflicts, if live objects refer to all of them: then a
+    collection of garbage would not end the conflict. None if that is not certain."""
+    rows = list(uses)
+    is_original, is_of_views = _reasons(error)
+    if not (is_original or is_of_views) or has_unsettled() or _core.may_have_second_queues():
+        return None
+    arrays = {id(array): array for array, *_ in rows}
+    holders = [row for array in arrays.values() for row in _core.holders(array)]
+    if len(holders) > _MAX_VIEWS or any(kind != "view" for kind, *_ in holders):
+        return None  # under a lease of the caller, or in an op, there may be views that are not counted
+    aim = Aim(len(holders), is_original, frozenset(i for i, row in enumerate(rows) if row[1]))
+    with contextlib.suppress(Exception), no_other_search():
+        search = Search([bytes_of(array) for array, *_ in rows], QUICK, aim=aim)
+        found = search.places()
+        if search.finds_all():
+            return found
+    return None
+
+
+def _reasons(error: LeaseConflict) -> tuple[bool, bool]:
+    """Whether a push conflicts with the array that was given to `from_numpy`; whether with views."""
+    text = str(error)
+    return "from_numpy()" in text, "ordinary code holds" in text
+
+
 def explain(
     error: LeaseConflict,
     uses: Iterable[tuple[NDArray, bool, bool]],
     arguments: Sequence[Any],
     can_renew: Callable[[list[NDArray]], bool],
+    found: Found | None = None,
 ) -> LeaseConflict:
     """Adds to the message of a push that conflicts what refers to the views, if that is found, and what to
     do, the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses.
-    ``can_renew``: whether ``on_conflict="copy"`` would work if views are in the way of these arrays only."""
+    ``can_renew``: whether ``on_conflict="copy"`` would work if views are in the way of these arrays only.
+    ``found``: the result of `find_live`; None: it searches."""
     text = str(error)
-    is_original = "from_numpy()" in text
-    if not is_original and "ordinary code holds" not in text:
+    is_original, is_of_views = _reasons(error)
+    if not is_original and not is_of_views:
         return error
     rows = list(uses)
-    found: list[tuple[int, ViewPlace]] = []
-    with contextlib.suppress(Exception):  # else the caller would get this error instead of the conflict
-        found = _search([bytes_of(array) for array, *_ in rows])
-        found = [(i, place) for i, place in found if rows[i][1] or place.is_writable]
+    if found is None:
+        found = []
+        with contextlib.suppress(Exception):  # else the caller would get this error instead of the conflict
+            found = _search([bytes_of(array) for array, *_ in rows])
+    found = [(i, place) for i, place in found if rows[i][1] or place.is_writable]
     places = [place for _, place in found]
     originals = {id(rows[i][0]) for i, _ in found} if is_original else set()
 
