@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -35,7 +36,58 @@ class NativeItem {
     call(tenon_item_array, item_, field, &array);
     return Array::steal(array);
   }
-  nb::list view(int32_t field) const { return rooted_pair(array(field), site_); }
+  // The array of a field of a received item, the same each time.
+  nb::object kept_array(int32_t field) {
+    for (const auto& [number, object] : arrays_) {
+      if (number == field) return object;
+    }
+    return arrays_.emplace_back(field, owned(wrap(array(field)))).second;
+  }
+  // The NumPy array of a field of a loan, the same each time. Throws KeyError after the end.
+  nb::object view(int32_t field) {
+    for (const auto& [number, views] : views_) {
+      if (number == field) return views.view;
+    }
+    if (has_ended_) throw nb::key_error("the item was sent or dropped");
+    prepare_numpy_views();
+    return views_.emplace_back(field, rooted_numpy_view(array(field), false, site_)).second.view;
+  }
+  // The numbers of the fields whose view() was taken.
+  nb::list viewed() const {
+    nb::list numbers;
+    for (const auto& viewed : views_) numbers.append(viewed.first);
+    return numbers;
+  }
+  bool has_ended() const noexcept { return has_ended_; }
+  // The end of a loan. Gives the views away: a list for each, as end_views() of _sync/endings.py takes it.
+  nb::list end() {
+    has_ended_ = true;
+    nb::list result;
+    for (auto& [number, views] : std::exchange(views_, {})) {
+      nb::list pair;
+      pair.append(std::move(views.view));
+      pair.append(std::move(views.root));
+      result.append(std::move(pair));
+    }
+    return result;
+  }
+  // Ends the views and sends the item, if nothing refers to any view but a variable of the frame. Else
+  // returns false and has done nothing.
+  bool send_if_lone(nb::handle frame) {
+    if (has_ended_) return false;
+    for (const auto& [number, views] : views_) {
+      if (!is_lone_view(views.view.ptr(), views.root.ptr(), frame)) return false;
+    }
+    has_ended_ = true;
+    if (!views_.empty()) {
+      const owners::Collector collector;
+      const char* const site = site_at(frame);
+      for (auto& [number, views] : views_) end_lone_view(std::move(views), site);
+      views_.clear();
+    }
+    send();
+    return true;
+  }
   uint64_t sequence() const noexcept { return item_ != nullptr ? tenon_item_sequence(item_) : 0; }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
@@ -44,12 +96,16 @@ class NativeItem {
   }
   void release() noexcept {
     const owners::Collector collector;
+    arrays_.clear();
     tenon_item_release(std::exchange(item_, nullptr));
   }
 
  private:
   tenon_item* item_;
   const char* site_;
+  bool has_ended_ = false;
+  std::vector<std::pair<int32_t, RootedView>> views_;   // of a loan
+  std::vector<std::pair<int32_t, nb::object>> arrays_;  // of a received item
 };
 
 Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full, const std::string& name,
@@ -112,7 +168,14 @@ nb::dict statistics(const Channel& channel) {
 void add_channel(nb::module_& module) {
   nb::class_<NativeItem>(module, "NativeItem", "The native part of an item of a tenon.Channel.")
       .def("array", &NativeItem::array, nb::arg("field"))
-      .def("view", &NativeItem::view, nb::arg("field"), nb::sig("def view(self, field: int) -> list[Any]"))
+      .def("kept_array", &NativeItem::kept_array, nb::arg("field"),
+           nb::sig("def kept_array(self, field: int) -> NDArray"))
+      .def("view", &NativeItem::view, nb::arg("field"), nb::sig("def view(self, field: int) -> Any"))
+      .def("viewed", &NativeItem::viewed, nb::sig("def viewed(self) -> list[int]"))
+      .def("has_ended", &NativeItem::has_ended)
+      .def("end", &NativeItem::end, nb::sig("def end(self) -> list[list[Any]]"))
+      .def("send_if_lone", &NativeItem::send_if_lone, nb::arg("frame"),
+           nb::sig("def send_if_lone(self, frame: object) -> _bool"))
       .def("sequence", &NativeItem::sequence)
       .def("send", &NativeItem::send)
       .def("release", &NativeItem::release);

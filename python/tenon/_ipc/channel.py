@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from .._array.fields import Fields, FieldsLike, checks_fields, described, unwrit
 from .._array.share import Shared, settings
 from .._core import NativeItem, NDArray
 from .._errors import LeaseEscaped
-from .._sync.endings import Views, settle
+from .._sync.endings import end_views, settle
 from .._sync.lease import where_views_hang
 from .._values import count
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise")
+
+_set = object.__setattr__  # for attributes that are no fields
 
 
 class Channel:
@@ -88,9 +90,12 @@ class Channel:
         self._native = native
         # The tasks of each event loop that wait for a descriptor.
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
-        self._check = checks_fields()
-        self._names = tuple(field for field, _, _ in native.fields())
-        self._numbers = {field: number for number, field in enumerate(self._names)}
+        names = tuple(field for field, _, _ in native.fields())
+        numbers = {field: number for number, field in enumerate(names)}
+        self._loan_type = Loan.with_fields(names)
+        self._loan_type._numbers, self._loan_type._check = numbers, checks_fields()
+        self._item_type = Received.with_fields(names)
+        self._item_type._numbers = numbers
         options = native.options()
         self.slots: int = options[0]
         self.mode: str = _MODES[options[1]]
@@ -122,7 +127,7 @@ class Channel:
             At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
             the channel was opened: the array of a field was not used. The item was dropped and not sent.
         """
-        return Loan(self._native.loan(timeout), self._names, self._numbers, self._check)
+        return self._loan_type(self._native.loan(timeout))
 
     def recv(self, timeout: float | None = None) -> Received:
         """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
@@ -142,7 +147,7 @@ class Channel:
         item = self._native.receive(timeout)
         if item is None:
             raise EOFError("the channel was closed, here or by its last producer, and no item is left")
-        return Received(item, self._names, self._numbers)
+        return self._item_type(item)
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""
@@ -266,33 +271,41 @@ class Loan(Fields):
 
     _noun = "the item"
     _native: NativeItem
-    _numbers: Mapping[str, int]  # empty after the end
-    _views: Views  # of the fields that were used
-    _check: bool  # an item with a field that was not used is not sent
+    _numbers: Mapping[str, int]  # of the channel
+    _check: bool  # of the channel: an item with a field that was not used is not sent
 
-    def __init__(
-        self, native: NativeItem, names: tuple[str, ...], numbers: Mapping[str, int], check: bool
-    ) -> None:
-        self.__dict__.update(_native=native, _names=names, _numbers=numbers, _views=Views(), _check=check)
+    def __init__(self, native: NativeItem) -> None:
+        _set(self, "_native", native)
+
+    @classmethod
+    def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
+        def get(loan: Loan) -> Any:
+            try:
+                return loan._native.view(number)
+            except KeyError:
+                raise AttributeError(name) from None
+
+        return get
 
     def _array(self, name: str) -> Any:
-        number = self._numbers[name]
-        if name in self._views.named:
-            return self._views.named[name]
-        return self._views.add(name, self._native.view(number))
+        return self._native.view(self._numbers[name])
 
     def _end(self, frame: FrameType) -> bool:
-        self.__dict__["_numbers"] = {}
-        return self._views.end(frame)
+        is_free = True
+        for views in self._native.end():
+            is_free &= end_views(views, frame)
+        return is_free
 
     def _missing(self, name: object) -> str:
-        if not self._numbers:
+        if self._native.has_ended():
             return f"the item has no field {name!r} any more: it was sent or dropped"
         return super()._missing(name)
 
     def send(self) -> None:
         """Sends the item. The end of a ``with`` block does this automatically."""
-        self._send(sys._getframe(1))
+        frame = sys._getframe(1)
+        if self._check or not self._native.send_if_lone(frame):
+            self._send(frame)
 
     def drop(self) -> None:
         """Frees the slot without sending it. Idempotent."""
@@ -300,8 +313,9 @@ class Loan(Fields):
         self._native.release()
 
     def _send(self, frame: FrameType) -> None:
-        if self._check and self._numbers and len(self._views.named) < len(self._names):
-            unwritten = [name for name in self._names if name not in self._views.named]
+        viewed = self._native.viewed()
+        if self._check and not self._native.has_ended() and len(viewed) < len(self._names):
+            unwritten = [name for name, number in self._numbers.items() if number not in viewed]
             self._end(frame)
             self._native.release()
             raise ValueError(
@@ -325,14 +339,18 @@ class Loan(Fields):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        native, frame = self._native, sys._getframe(1)
+        if error is None and not self._check and native.send_if_lone(frame):
+            return
         if error is not None:
-            self._end(sys._getframe(1))
-            self._native.release()
-        elif self._numbers:
-            self._send(sys._getframe(1))
+            self._end(frame)
+            native.release()
+        elif not native.has_ended():
+            self._send(frame)
 
     def __repr__(self) -> str:
-        return f"<tenon.Loan of {', '.join(self._numbers) or 'an item that was sent or dropped'}>"
+        text = "an item that was sent or dropped" if self._native.has_ended() else ", ".join(self._names)
+        return f"<tenon.Loan of {text}>"
 
 
 class Received(Fields):
@@ -348,22 +366,21 @@ class Received(Fields):
     _noun = "the item"
     _native: NativeItem
     _numbers: Mapping[str, int]
-    _arrays: dict[str, NDArray]
     sequence: int
 
-    def __init__(self, native: NativeItem, names: tuple[str, ...], numbers: Mapping[str, int]) -> None:
-        self.__dict__.update(
-            _native=native, _names=names, _numbers=numbers, _arrays={}, sequence=native.sequence()
-        )
+    def __init__(self, native: NativeItem) -> None:
+        _set(self, "_native", native)
+        _set(self, "sequence", native.sequence())
+
+    @classmethod
+    def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
+        return lambda item: item._native.kept_array(number)
 
     def _array(self, name: str) -> NDArray:
-        if name not in self._arrays:
-            self._arrays[name] = self._native.array(self._numbers[name])
-        return self._arrays[name]
+        return self._native.kept_array(self._numbers[name])
 
     def release(self) -> None:
         """Releases the item now. Its arrays and views keep the slot as long as they exist."""
-        self._arrays.clear()
         self._native.release()
 
     def __enter__(self) -> Received:
