@@ -25,7 +25,8 @@ namespace {
 class NativeItem {
  public:
   // site: of the user's call
-  NativeItem(tenon_item* item, const char* site) noexcept : item_(item), site_(site) {}
+  NativeItem(tenon_item* item, const char* site) noexcept
+      : item_(item), site_(site), sequence_(tenon_item_sequence(item)) {}
   NativeItem(const NativeItem&) = delete;
   NativeItem& operator=(const NativeItem&) = delete;
   ~NativeItem() { release(); }
@@ -88,7 +89,7 @@ class NativeItem {
     send();
     return true;
   }
-  uint64_t sequence() const noexcept { return item_ != nullptr ? tenon_item_sequence(item_) : 0; }
+  uint64_t sequence() const noexcept { return sequence_; }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
     call(tenon_item_send, item_);
@@ -103,6 +104,7 @@ class NativeItem {
  private:
   tenon_item* item_;
   const char* site_;
+  uint64_t sequence_;
   bool has_ended_ = false;
   std::vector<std::pair<int32_t, RootedView>> views_;   // of a loan
   std::vector<std::pair<int32_t, nb::object>> arrays_;  // of a received item
@@ -117,9 +119,21 @@ Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full
                          options);
 }
 
-// The item that tenon_channel_loan or tenon_channel_receive returns. After a timeout the result is null, and
-// the Python error is set: nothing is thrown, because programs poll.
-nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channel, Seconds timeout) {
+// An object of a class of tenon._ipc.channel, with an item. It calls no __init__, which would take a tenth of
+// the time of an item from one process to another.
+nb::object object_of(nb::handle type, tenon_item* item, const char* site) {
+  static Name native("_native");
+  const nb::object held = nb::cast(new NativeItem(item, site), nb::rv_policy::take_ownership);
+  auto* const python_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  nb::object object = owned(PyType_GenericAlloc(python_type, 0));
+  check_python(PyObject_GenericSetAttr(object.ptr(), native.get(), held.ptr()));
+  return object;
+}
+
+// The object for the item that tenon_channel_loan or tenon_channel_receive returns. After a timeout the
+// result is null, and the Python error is set: nothing is thrown, because programs poll.
+nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channel, Seconds timeout,
+                     nb::handle type) {
   const int64_t timeout_ns = timeout.nanoseconds();
   owners::drain();
   tenon_item* item = nullptr;
@@ -129,20 +143,20 @@ nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channe
   error.message[0] = '\0';
   const char* const site = current_site();
   const tenon_status status = get(channel.get(), timeout_ns, site, &item, &error);
-  if (status == TENON_OK) return nb::cast(new NativeItem(item, site), nb::rv_policy::take_ownership);
+  if (status == TENON_OK) return object_of(type, item, site);
   if (status != TENON_ERR_TIMEOUT) detail::throw_reported(status, error);
   set_error(Error(status, error.message));
   return {};
 }
 
-nb::object loan(const Channel& channel, Seconds timeout) {
-  return item_from(tenon_channel_loan, channel, timeout);
+nb::object loan(const Channel& channel, Seconds timeout, nb::type_object type) {
+  return item_from(tenon_channel_loan, channel, timeout, type);
 }
 
 // None: the channel has ended.
-nb::object receive(const Channel& channel, Seconds timeout) {
+nb::object receive(const Channel& channel, Seconds timeout, nb::type_object type) {
   try {
-    return item_from(tenon_channel_receive, channel, timeout);
+    return item_from(tenon_channel_receive, channel, timeout, type);
   } catch (const Error& error) {
     if (error.code() == TENON_ERR_CLOSED) return nb::none();
     throw;
@@ -204,10 +218,11 @@ void add_channel(nb::module_& module) {
             return nb::make_tuple(options.slots, options.mode, options.when_full);
           },
           nb::sig("def options(self) -> tuple[int, int, int]"))
-      .def("loan", loan, nb::arg("timeout").none(),
-           nb::sig("def loan(self, timeout: float | None) -> NativeItem"))
-      .def("receive", receive, nb::arg("timeout").none(),
-           nb::sig("def receive(self, timeout: float | None) -> NativeItem | None"))
+      .def("loan", loan, nb::arg("timeout").none(), nb::arg("type"),
+           nb::sig("def loan(self, timeout: float | None, type: type[Any]) -> Any"))
+      .def("receive", receive, nb::arg("timeout").none(), nb::arg("type"),
+           nb::sig("def receive(self, timeout: float | None, type: type[Any]) -> Any"),
+           "None: the channel has ended. The object has the item as its attribute _native.")
       .def(
           "wait",
           [](const Channel& self, Seconds timeout) {

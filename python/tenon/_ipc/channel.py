@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise")
 
-_set = object.__setattr__  # for attributes that are no fields
-
 
 class Channel:
     """Passes arrays from producer processes to consumer processes without a copy.
@@ -127,7 +125,8 @@ class Channel:
             At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
             the channel was opened: the array of a field was not used. The item was dropped and not sent.
         """
-        return self._loan_type(self._native.loan(timeout))
+        loan: Loan = self._native.loan(timeout, self._loan_type)
+        return loan
 
     def recv(self, timeout: float | None = None) -> Received:
         """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
@@ -144,10 +143,10 @@ class Channel:
         ValueError
             The timeout is negative.
         """
-        item = self._native.receive(timeout)
+        item: Received | None = self._native.receive(timeout, self._item_type)
         if item is None:
             raise EOFError("the channel was closed, here or by its last producer, and no item is left")
-        return self._item_type(item)
+        return item
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""
@@ -274,9 +273,6 @@ class Loan(Fields):
     _numbers: Mapping[str, int]  # of the channel
     _check: bool  # of the channel: an item with a field that was not used is not sent
 
-    def __init__(self, native: NativeItem) -> None:
-        _set(self, "_native", native)
-
     @classmethod
     def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
         def get(loan: Loan) -> Any:
@@ -366,11 +362,10 @@ class Received(Fields):
     _noun = "the item"
     _native: NativeItem
     _numbers: Mapping[str, int]
-    sequence: int
 
-    def __init__(self, native: NativeItem) -> None:
-        _set(self, "_native", native)
-        _set(self, "sequence", native.sequence())
+    @property
+    def sequence(self) -> int:
+        return self._native.sequence()
 
     @classmethod
     def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
