@@ -335,6 +335,8 @@ def test_an_error_about_something_else_that_is_read_only_gets_no_advice():
         raise ValueError("the dataset was opened read-only; cannot write")
 
     assert "push" not in str(tn.push(body, tn.zeros(2)).exception()).partition("cannot write")[2]
+    with pytest.raises(ExceptionGroup):
+        tn.waitall()
 
 
 def test_a_wrapped_argument_is_no_array():
