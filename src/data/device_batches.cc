@@ -53,7 +53,7 @@ DeviceBatches::DeviceBatches(Ref<Schema> schema, Slots& host, tenon_device devic
 }
 
 DeviceBatches::~DeviceBatches() {
-  if (host_memory_ != HostMemory::kRegistered) return;
+  if (host_memory_ != HostMemory::kRegistered || process_.is_child()) return;
   const Deadline deadline(kSecond);
   Conflict conflict;
   const auto is_done = [&](const Ref<Op>& copy) { return copy->wait(deadline, &conflict); };
@@ -87,7 +87,7 @@ bool DeviceBatches::is_starved() const {
     }
   }
   // What has left its queue a moment ago may still refer to its slot.
-  return device::Completions::instance().pending() == 0;
+  return !device::Completions::instance().is_telling();
 }
 
 std::string DeviceBatches::held_text() const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_mark.h"
 #include "base/ref.h"
 #include "data/batch.h"
 #include "data/schema.h"
@@ -67,9 +68,10 @@ class DeviceBatches {
   }
 
  private:
-  // Waits for the copies, but at most a second.
+  // Waits for the copies, but at most a second. In a forked child, the copies and the pins are the parent's.
   ~DeviceBatches();
 
+  const ForkMark process_;
   const Ref<Schema> schema_;
   const Ref<Slots> host_;
   const Ref<Slots> ring_;

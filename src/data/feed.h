@@ -115,8 +115,9 @@ class Feed {
   std::atomic<uint64_t> batches_{0}, nbytes_{0}, copied_{0};
 
   std::timed_mutex taking_;  // held in next_on_device(), so that batches come in order; before staging_
+  // device_ is not null: for feeds on the host and for forked children, which do not lock staging_.
   std::atomic<bool> is_on_device_{false};
-  std::mutex staging_;
+  std::mutex staging_;  // for short sections: taking_ may be held as long as a batch takes
   // Guarded by staging_. One epoch.
   Ref<DeviceBatches> device_;  // null: batches lie on the slots
   std::deque<Copied> ahead_;   // of the consumer, in the order of the epoch

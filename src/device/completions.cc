@@ -141,7 +141,10 @@ bool Completions::tell() noexcept {
     // pairs with: Op::execute, "the body of an op on a stream has returned"
     if (!all[i]->is_armed.load(std::memory_order_acquire)) break;
     unlink(all[i]);
+    is_telling_.store(true, std::memory_order_relaxed);
     all[i]->done(all[i], found[i]);  // may end it
+    // pairs with: Completions::is_telling, "what the end of the work has released"
+    is_telling_.store(false, std::memory_order_release);
     pending_.fetch_sub(1, std::memory_order_relaxed);
     has_told = true;
   }

@@ -40,6 +40,9 @@ class Completions {
 
   // Added and not yet called.
   uint64_t pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
+  // The thread makes a call: what it has taken from a queue may not be released yet.
+  // pairs with: Completions::tell, "what the end of the work has released"
+  bool is_telling() const noexcept { return is_telling_.load(std::memory_order_acquire); }
 
  private:
   bool start() noexcept;
@@ -62,6 +65,7 @@ class Completions {
   // Shared.
   std::atomic<uint32_t> turns_{0};      // moves when one has been added, or the thread is to stop
   std::atomic<bool> is_asleep_{false};  // without a limit
+  std::atomic<bool> is_telling_{false};
   std::atomic<bool> is_stopping_{false};
   std::atomic<uint32_t> has_ended_{0};
   std::atomic<uint64_t> pending_{0};  // a plain counter

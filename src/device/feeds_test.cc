@@ -225,6 +225,32 @@ TEST_F(Feeds, ADeviceSlotIsFreeWhenTheWorkOnItIsDone) {
   }
 }
 
+// Breaks when on_starved waits for work that uses no device slot.
+TEST_F(Feeds, OnStarvedDoesNotWaitForOtherWork) {
+  const Held source_of_other = counting({4});
+  const Held other = make(kOther, {4});
+  Hold hold(Lane::kToDevice, kOther);
+  tenon_op* op = nullptr;
+  ASSERT_EQ(TENON_OK, tenon_push_copy(source_of_other, other, nullptr, &op, &error)) << error.message;
+  ASSERT_TRUE(soon([&] { return statistics().submitted != 0; }));
+  tenon_feed_options given = options(1, 6, 8);
+  given.on_starved = TENON_ON_STARVED_RAISE;
+  DeviceFeed feed(source, given, 2);
+  feed.begin();
+  const Ref<Batch> held[] = {next(feed), next(feed)};
+  constexpr int64_t kWatchdog = 60'000'000'000;
+  Ref<Batch> third;
+  try {
+    EXPECT_TRUE(feed.next(kWatchdog, third));
+    ADD_FAILURE() << "the consumer holds both device slots";
+  } catch (const Error& e) {
+    EXPECT_EQ(Code::kLeaseConflict, e.code()) << e.what();
+  }
+  hold.release();
+  EXPECT_EQ(TENON_OK, tenon_op_wait(op, -1, &error)) << error.message;
+  tenon_op_release(op);
+}
+
 // Breaks when the slot is given back when the copy is submitted.
 TEST_F(Feeds, ASlotOfTheHostIsFreeAtTheEventOfItsCopy) {
   DeviceFeed feed(source, options(1, 4, 8), 2);
@@ -324,6 +350,7 @@ TEST_F(Feeds, SlotsArePinnedOnlyWhileNoConsumerGetsThem) {
   feed.begin();
   look_on_host(*next(feed));
   batch = {};
+  EXPECT_TRUE(soon([&] { return feed.statistics().slots_held == 0; }));  // of the copies of other batches
   feed.use_device(kOther, 3);
   EXPECT_TRUE(has_pinned());
 }
