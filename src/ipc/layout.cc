@@ -96,6 +96,11 @@ void check(const Header& header, size_t file_nbytes) {
   if (header.blocks == 0 || header.blocks > kMostBlocks) {
     throw_damaged(concat("it has ", header.blocks, " blocks"));
   }
+  if ((header.required & kOnDevice) != 0) {
+    if (header.blocks != 1)
+      throw_damaged(concat("it has ", header.blocks, " blocks on a device: it may have 1"));
+    if (header.has_named_array == 0) throw_damaged("it lies on a device and has no array");
+  }
   const uint64_t page = header.page_nbytes;
   if (page < kPage || page > kMostPage || (page & (page - 1)) != 0 || file_nbytes % page != 0) {
     throw_damaged(concat("its pages have ", page, " bytes, of ", file_nbytes));

@@ -18,6 +18,7 @@
 
 #include "array/dtype.h"
 #include "base/error.h"
+#include "device/shared_memory.h"
 #include "ipc/segment.h"
 
 namespace tenon::impl {
@@ -211,6 +212,60 @@ TEST_F(Files, OpenedTwiceItHasTwoParticipantsAndOneContent) {
   EXPECT_NE(second->participant().index(), segment_->participant().index());
   segment_->data()[7] = std::byte{42};
   EXPECT_EQ(second->data()[7], std::byte{42});
+}
+
+// What the header, the block and the record of the memory say must fit together.
+class FilesOnDevice : public Files {
+ protected:
+  void SetUp() override {
+    Layout::SetUp();
+    const NamedArray array = small_array();  // of 60 bytes
+    SegmentPlan plan;
+    plan.data_nbytes = sizeof(device::SharedMemoryRecord);
+    plan.array = &array;
+    plan.is_on_device = true;
+    segment_ = Segment::create(plan, mutex_owner_);
+    header_ = segment_->header();
+    file_nbytes_ = os::size_of(segment_->file());
+    segment_->take_block(0, 0, 60);
+    allocate(uint64_t{2} << 20);
+  }
+  void TearDown() override { (void)segment_->leave(0); }
+  void allocate(uint64_t nbytes) {
+    device::SharedMemoryRecord record;
+    record.type = TENON_CUDA;
+    record.nbytes = nbytes;
+    std::memcpy(segment_->data(), &record, sizeof record);
+  }
+  std::string opened() {
+    MutexOwner other;
+    const std::string path = concat("/proc/self/fd/", segment_->file().fd());
+    return error_of(
+        [&] { (void)Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, other); });
+  }
+};
+
+TEST_F(FilesOnDevice, WhatDoesNotFitIsRefusedWithTheNumbers) {
+  EXPECT_EQ("", opened());
+  const auto says = [&](const char* what) {
+    const std::string text = opened();
+    EXPECT_NE(text.find(what), std::string::npos) << "'" << text << "' says nothing of '" << what << "'";
+  };
+  allocate(59);
+  says("its block has the bytes 0 to 60 of 59 on a device");
+  allocate(uint64_t{2} << 20);
+  segment_->block(0).begin = 1;
+  says("its block has the bytes 1 to 61 of 2097152 on a device");
+  segment_->block(0).begin = UINT64_MAX - 30;
+  says("of 2097152 on a device");
+  segment_->block(0).begin = 0;
+  segment_->block(0).nbytes = 59;
+  says("its array of 60 bytes does not fit into 59");
+}
+
+TEST_F(FilesOnDevice, ItHasOneBlockAndOneArray) {
+  EXPECT_NE(refused([](Header& h) { h.blocks = 2; }).find("2 blocks"), std::string::npos);
+  EXPECT_NE(refused([](Header& h) { h.has_named_array = 0; }).find("no array"), std::string::npos);
 }
 
 TEST_F(Files, ThereIsRoomForAllParticipantsAndNoMore) {

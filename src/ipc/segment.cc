@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "array/array.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -103,6 +104,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
   check(segment->header_, nbytes);
   segment->file_ = std::move(file);
   segment->map(is_writable, -1);
+  if (segment->is_on_device()) segment->read_record();
   segment->join(mutex_owner);
   return segment;
 }
@@ -112,6 +114,28 @@ void Segment::map(bool is_writable, int node) {
   data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
   is_writable_ = is_writable;
+}
+
+// Reads and checks where the memory is: others may overwrite it later. Fails with kValue.
+void Segment::read_record() {
+  static_assert(sizeof record_ <= kPage);  // the data have a page at least
+  const NamedArray& array = header_.array;
+  const uint64_t begin = block(0).begin.load(std::memory_order_relaxed);
+  const uint64_t nbytes = block(0).nbytes.load(std::memory_order_relaxed);
+  const uint64_t array_nbytes =
+      nbytes_of(DType(array.code, array.bits, array.lanes), {array.shape, static_cast<size_t>(array.ndim)},
+                static_cast<uint32_t>(array.flags));
+  constexpr const char* kDamaged = "this is no shared memory that Tenon can use: ";
+  if (!os::read_at(file_, header_.data_at, &record_, sizeof record_)) {
+    throw_error(Code::kValue, kDamaged, "the record of its memory on a device cannot be read");
+  }
+  if (begin != 0 || nbytes > record_.nbytes) {
+    throw_error(Code::kValue, kDamaged, "its block has the bytes ", begin, " to ", begin + nbytes, " of ",
+                record_.nbytes, " on a device");
+  }
+  if (array_nbytes > nbytes) {
+    throw_error(Code::kValue, kDamaged, "its array of ", array_nbytes, " bytes does not fit into ", nbytes);
+  }
 }
 
 void Segment::join(MutexOwner& mutex_owner) {
@@ -142,7 +166,8 @@ void Segment::make_writable() {
 
 void Segment::lie_on(std::unique_ptr<device::SharedMemory> memory) {
   os::commit(file_, header_.data_at, data_nbytes(), "the record of a shared array on a device");
-  std::memcpy(data_, &memory->record(), sizeof memory->record());
+  record_ = memory->record();
+  std::memcpy(data_, &record_, sizeof record_);
   memory_ = std::move(memory);
 }
 
@@ -152,15 +177,7 @@ void Segment::open_memory() {
     throw_error(Code::kNotFound, "the shared array cannot be opened: process ", header_.creator_pid,
                 ", which had allocated its memory on a device, has ended");
   }
-  device::SharedMemoryRecord record;
-  if (data_nbytes() < sizeof record || !os::read_at(file_, header_.data_at, &record, sizeof record) ||
-      block(0).nbytes.load(std::memory_order_relaxed) > record.nbytes ||
-      block(0).begin.load(std::memory_order_relaxed) != 0) {
-    throw_error(
-        Code::kValue,
-        "this is no shared memory that Tenon can use: the record of its memory on a device is damaged");
-  }
-  memory_ = device::SharedMemory::open(record);
+  memory_ = device::SharedMemory::open(record_);
 }
 
 bool Segment::may_end_memory() noexcept {
@@ -184,7 +201,7 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   if (index >= header_.blocks || participant_->index() == Participant::kNone) return false;
   Block& b = block(index);
-  const uint64_t room = is_on_device() ? UINT64_MAX : data_nbytes();
+  const uint64_t room = is_on_device() ? record_.nbytes : data_nbytes();
   const std::scoped_lock uses(uses_lock_);
   if (uses_[index] == 0) {
     // First the bit, then the state. The creator does the opposite in free_if_unused(): so if both run at

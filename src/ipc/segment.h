@@ -135,6 +135,7 @@ class Segment {
  private:
   Segment() = default;
   void map(bool is_writable, int node);
+  void read_record();
   void join(MutexOwner& mutex_owner);
 
   Header header_{};
@@ -146,6 +147,7 @@ class Segment {
   bool is_creator_ = false;
   // Constant after the first use of the block. Null: not on a device, or not used here.
   std::unique_ptr<device::SharedMemory> memory_;
+  device::SharedMemoryRecord record_;  // of a segment on a device
   std::unique_ptr<Participant> participant_;
   NameHold name_;
 
