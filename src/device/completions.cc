@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -23,8 +22,6 @@ constexpr int kWindow = 64;
 constexpr int kOfStream = 8;
 constexpr int64_t kShortestNs = 20'000;
 constexpr int64_t kLongestNs = 500'000;
-// How long the end of the process waits for a call that is under way.
-constexpr int64_t kStopNs = 1'000'000'000;
 
 }  // namespace
 
@@ -52,36 +49,20 @@ bool Completions::start() noexcept {
   } catch (const std::system_error&) {
     return false;
   }
-  static constinit std::atomic<bool> is_registered{false};
-  if (!is_registered.exchange(true, std::memory_order_relaxed)) {
-    // The driver has been loaded before, so this runs before the driver's own end.
-    std::atexit([] { instance().stop(); });
-  }
   return true;
-}
-
-void Completions::stop() noexcept {
-  {
-    const std::scoped_lock lock(lock_);
-    if (!is_started_) return;  // in this process
-  }
-  is_stopping_.store(true, std::memory_order_relaxed);
-  // pairs with: Completions::run, "there is something to look for"
-  turns_.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(turns_);
-  const Deadline deadline(kStopNs);
-  // pairs with: Completions::run, "no call of the driver follows"
-  while (has_ended_.load(std::memory_order_acquire) == 0 && !deadline.has_passed())
-    (void)futex_wait_for(has_ended_, 0, std::max<int64_t>(deadline.left_ns(), 0));
 }
 
 void Completions::run() noexcept {
   pthread_setname_np(pthread_self(), "tenon-device");
-  while (!is_stopping_.load(std::memory_order_relaxed)) {
+  while (true) {
     // pairs with: Completions::add, "there is something to look for"
     const uint32_t turn = turns_.load(std::memory_order_seq_cst);
     const bool has_new = take_new();
-    if (tell() || has_new) continue;
+    {
+      const BeforeExit before;
+      if (!before) return;
+      if (tell() || has_new) continue;
+    }
     if (first_ != nullptr) {
       const int64_t waited = now_ns() - came_ns_;
       (void)futex_wait_for(turns_, turn, std::clamp(waited / 8, kShortestNs, kLongestNs));
@@ -92,9 +73,6 @@ void Completions::run() noexcept {
     (void)futex_wait(turns_, turn);
     is_asleep_.store(false, std::memory_order_relaxed);
   }
-  // pairs with: Completions::stop, "no call of the driver follows"
-  has_ended_.store(1, std::memory_order_release);
-  futex_wake_all(has_ended_);
 }
 
 bool Completions::take_new() noexcept {

@@ -47,7 +47,6 @@ class Completions {
  private:
   bool start() noexcept;
   void run() noexcept;
-  void stop() noexcept;
   bool take_new() noexcept;
   bool tell() noexcept;
   void unlink(Completion* completion) noexcept;
@@ -63,11 +62,9 @@ class Completions {
   int64_t came_ns_ = 0;  // when the last one came
 
   // Shared.
-  std::atomic<uint32_t> turns_{0};      // moves when one has been added, or the thread is to stop
+  std::atomic<uint32_t> turns_{0};      // moves when one has been added
   std::atomic<bool> is_asleep_{false};  // without a limit
   std::atomic<bool> is_telling_{false};
-  std::atomic<bool> is_stopping_{false};
-  std::atomic<uint32_t> has_ended_{0};
   std::atomic<uint64_t> pending_{0};  // a plain counter
 };
 

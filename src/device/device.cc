@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/futex.h"
 #include "base/one_per_process.h"
 #include "base/os.h"
 
@@ -48,6 +51,31 @@ struct Registry {
   std::mutex lock;
   std::map<uintptr_t, RegisteredRange> ranges;  // guarded by lock
 };
+
+constexpr int64_t kExitNs = 1'000'000'000;
+
+struct Exit {
+  static constexpr uint32_t kHasBegun = 1u << 31;
+  std::atomic<uint32_t> uses{0};  // a futex: the number of BeforeExit, and kHasBegun
+};
+
+void wait_in_exit() noexcept {
+  Exit& exit = one_per_process<Exit>();
+  const Deadline deadline(kExitNs);
+  // pairs with: BeforeExit::~BeforeExit, "no call of the driver follows"
+  uint32_t uses = exit.uses.fetch_or(Exit::kHasBegun, std::memory_order_acq_rel) | Exit::kHasBegun;
+  while (uses != Exit::kHasBegun && !deadline.has_passed()) {
+    (void)futex_wait_for(exit.uses, uses, std::max<int64_t>(deadline.left_ns(), 0));
+    // pairs with: BeforeExit::~BeforeExit, "no call of the driver follows"
+    uses = exit.uses.load(std::memory_order_acquire);
+  }
+}
+
+// Once for the process, when the driver has been loaded: so this runs before the driver's own end.
+void register_exit() noexcept {
+  static constinit std::atomic<bool> is_registered{false};
+  if (!is_registered.exchange(true, std::memory_order_relaxed)) (void)std::atexit(wait_in_exit);
+}
 
 }  // namespace
 
@@ -112,6 +140,22 @@ void Event::release() noexcept {
   live_events.fetch_sub(1, std::memory_order_relaxed);
   device_.give_event(handle_);
   delete this;
+}
+
+// --------------------------------------------------------------------------------------------- exit
+
+BeforeExit::BeforeExit() noexcept {
+  std::atomic<uint32_t>& uses = one_per_process<Exit>().uses;
+  uint32_t seen = uses.load(std::memory_order_relaxed);
+  while ((seen & Exit::kHasBegun) == 0 && !is_before_)
+    is_before_ = uses.compare_exchange_weak(seen, seen + 1, std::memory_order_relaxed);
+}
+
+BeforeExit::~BeforeExit() {
+  if (!is_before_) return;
+  std::atomic<uint32_t>& uses = one_per_process<Exit>().uses;
+  // pairs with: wait_in_exit, "no call of the driver follows"
+  if (uses.fetch_sub(1, std::memory_order_release) == (Exit::kHasBegun | 1)) futex_wake_all(uses);
 }
 
 // ------------------------------------------------------------------------------------------ devices
@@ -181,6 +225,7 @@ Device::Device(tenon_device id, Driver& driver) : id_(id), driver_(driver) {
     if (const Status s = driver_.create_stream(&stream))
       throw error_of(s, concat("make a stream of ", text_of(id)));
   }
+  register_exit();
 }
 
 uint64_t Device::free_nbytes() {

@@ -165,6 +165,22 @@ class Device {
   size_t all_events_ = 0;                  // guarded by lock_
 };
 
+// While one lives, exit() of the process does not come to the end of the driver, but waits at most a second.
+// For the threads of Tenon, which may call the driver while another thread is in exit(). Requires that a
+// device is open. Threads: any.
+class BeforeExit {
+ public:
+  BeforeExit() noexcept;
+  BeforeExit(const BeforeExit&) = delete;
+  BeforeExit& operator=(const BeforeExit&) = delete;
+  ~BeforeExit();
+  // False: exit() has begun, so this thread must not call the driver any more.
+  explicit operator bool() const noexcept { return is_before_; }
+
+ private:
+  bool is_before_ = false;
+};
+
 // Pinned host memory, aligned to 64 bytes at least. Fails as Device::of({TENON_CUDA, 0}), kNoMemory.
 void* allocate_pinned(size_t nbytes);
 void free_pinned(void* address, size_t nbytes) noexcept;

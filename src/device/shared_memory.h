@@ -37,6 +37,8 @@ class SharedMemory {
   ~SharedMemory();
 
   tenon_device device() const noexcept { return device_.id(); }
+  // False in a forked child.
+  bool is_usable() const noexcept { return device_.is_usable(); }
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
   const SharedMemoryRecord& record() const noexcept { return record_; }
 

@@ -1,208 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared arrays on a device of the fake driver. The other processes are this program, started anew; each side
-// has one array and does what single lines ask for. The fake driver counts allocations and mappings, fills
-// freed memory that another process has mapped with 0xDD, and runs nothing of a stream that is held: so a use
-// that does not wait for work on a stream sees the values from before it.
+// Shared arrays on a device of the fake driver. It counts allocations and mappings, fills freed memory that
+// another process has mapped with 0xDD, and runs nothing of a stream that is held: so a use that does not
+// wait for work on a stream sees the values from before it.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <memory>
-#include <optional>
-#include <sstream>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
-#include "device/device.h"
-#include "fake_cuda.h"
-#include "ipc/peer_testing.h"
-#include "ipc/segments.h"
+#include "ipc/on_device_testing.h"
 #include "tenon/arena.hpp"
 #include "tenon/channel.hpp"
-#include "tenon/dlpack.h"
-#include "tenon/engine.hpp"
-#include "tenon/share.hpp"
 
 namespace tenon::impl {
 namespace {
-
-using namespace std::chrono_literals;
-using device::Device;
-using device::Lane;
-
-constexpr int64_t kN = 3000;
-constexpr tenon_device kCuda{TENON_CUDA, 0};
-constexpr api::DType kInt = api::dtype_of<int32_t>();
-
-template <class... Parameters, class... Arguments>
-int on_device(int (*function)(Parameters...), Arguments... arguments) {
-  const Device::Current current(Device::of(kCuda));
-  return function(arguments...);
-}
-
-// A kernel that writes one value to all elements.
-struct Store {
-  uint64_t address;
-  int32_t value;
-
-  static int run(void* argument) {
-    const std::unique_ptr<Store> self(static_cast<Store*>(argument));
-    const std::vector<int32_t> all(kN, self->value);
-    return fake_cuda_write(self->address, all.data(), kN * 4);
-  }
-};
-
-api::Array make(const std::string& name = "", int64_t n = kN, tenon_device device = kCuda) {
-  api::SharedOptions options;
-  options.name = name;
-  options.device = device;
-  return api::zeros_shared({n}, kInt, options);
-}
-
-// Waits until the fake driver counts none of them: the process frees a moment later what it does not use.
-bool ends(const char* what) {
-  return comes_true([&] { return fake_cuda_count(what) == 0; });
-}
-
-// One process of a test.
-class Side {
- public:
-  // "ok", a value, or "error STATUS: text".
-  std::string answer(const std::string& line) {
-    try {
-      std::istringstream words(line);
-      std::string verb, what;
-      words >> verb >> what;
-      return act(verb, what);
-    } catch (const api::Error& e) {
-      return concat("error ", e.code(), ": ", e.what());
-    }
-  }
-
- private:
-  std::string act(const std::string& verb, const std::string& what) {
-    if (verb == "make") a_ = make(what);
-    if (verb == "open") a_ = api::open(bytes_of(what));
-    if (verb == "attach") a_ = api::attach(what);
-    if (verb == "attach-readonly") a_ = api::attach(what, true);
-    if (verb == "send") return hex(api::send(a_));
-    if (verb == "device") return a_.device().name();
-    if (verb == "drop") a_ = {};
-    if (verb == "fill") a_.fill(int32_t{std::stoi(what)});
-    if (verb == "value") return value();
-    if (verb == "clear-error") a_.clear_error();
-    // A lease that does not wait, and one that does.
-    if (verb == "try") lease_.emplace(a_, what == "w" ? api::Access::kWrite : api::Access::kRead, 0, 0ns);
-    if (verb == "lease")
-      lease_.emplace(a_, what == "w" ? api::Access::kWrite : api::Access::kRead, 0, kPatience);
-    if (verb == "release") lease_.reset();
-    if (verb == "count") return std::to_string(fake_cuda_count(what.c_str()));
-    if (verb == "none") return ends(what.c_str()) ? "ok" : "some are left";
-    if (verb == "export") export_();
-    if (verb == "launch") launch(std::stoi(what));
-    if (verb == "unexport") tensor_->deleter(tensor_);
-    if (verb == "resume") (void)on_device(fake_cuda_resume, stream());
-    return "ok";
-  }
-
-  // Of all elements, if they are the same.
-  std::string value() {
-    const api::Array host = a_.to(api::Device());
-    const auto view = host.as<const int32_t, 1>();
-    for (int64_t i = 0; i < kN; ++i) {
-      if (view(i) != view(0)) return concat("torn: ", view(0), " and ", view(i));
-    }
-    return std::to_string(view(0));
-  }
-  void* stream() {
-    if (stream_ == nullptr) {
-      const Device::Current current(Device::of(kCuda));
-      (void)Device::of(kCuda).driver().create_stream(&stream_);
-    }
-    return stream_;
-  }
-  void export_() {
-    tenon_error error = TENON_ERROR_INIT;
-    const auto number = static_cast<int64_t>(reinterpret_cast<intptr_t>(stream()));
-    const tenon_status status = tenon_array_to_dlpack_on(a_.get(), 0, number, nullptr, &tensor_, &error);
-    if (status != TENON_OK) throw api::Error(status, error.message);
-  }
-  // The kernel does not run before "resume".
-  void launch(int32_t value) {
-    (void)on_device(fake_cuda_hold, stream());
-    (void)on_device(
-        fake_cuda_launch, stream(), Store::run,
-        static_cast<void*>(new Store{reinterpret_cast<uint64_t>(tensor_->dl_tensor.data), value}));
-  }
-
-  api::Array a_;
-  std::optional<api::Lease> lease_;
-  DLManagedTensorVersioned* tensor_ = nullptr;
-  void* stream_ = nullptr;
-};
-
-int be_peer(const std::vector<std::string>&) {
-  Lines lines(STDIN_FILENO, STDOUT_FILENO);
-  Side side, second;
-  constexpr std::string_view kSecond = "second ";
-  for (std::string line; lines.hear(&line);) {
-    const bool is_second = line.starts_with(kSecond);
-    lines.say(is_second ? second.answer(line.substr(kSecond.size())) : side.answer(line));
-  }
-  return 0;
-}
-
-// The answer is an error of this status, and contains the text.
-testing::AssertionResult fails(tenon_status status, const std::string& answer, const std::string& text) {
-  const bool is_so = answer.starts_with(concat("error ", status, ": "));
-  if (is_so && answer.find(text) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << answer << "', and not error " << status << ": ..." << text;
-}
-#define EXPECT_FAILS(...) EXPECT_TRUE(fails(__VA_ARGS__))
-
-size_t open_here() {
-  size_t n = 0;
-  Segments::instance().visit([&n](Segment& segment) { n += segment.is_on_device() ? 1 : 0; });
-  return n;
-}
-
-class SharedOnDevice : public testing::Test {
- protected:
-  void SetUp() override { fake_cuda_fail(nullptr, 0, 0); }
-  // Nothing is left in this process, and the driver has found no error in it.
-  void TearDown() override {
-    fake_cuda_fail(nullptr, 0, 0);
-    (void)here.answer("release");
-    (void)here.answer("drop");
-    EXPECT_TRUE(ends("live.device"));
-    EXPECT_TRUE(ends("live.ipc"));
-    EXPECT_TRUE(comes_true([] { return open_here() == 0; }));
-    char problem[256] = "";
-    fake_cuda_last_problem(problem, sizeof problem);
-    EXPECT_EQ(fake_cuda_count("problems"), 0u) << problem;
-  }
-  std::string ask(const std::string& line) { return here.answer(line); }
-  // Another process that has the array of this one.
-  std::unique_ptr<Peer> importer() {
-    auto peer = std::make_unique<Peer>(std::vector<std::string>{"side"});
-    EXPECT_EQ("ok", peer->ask("open " + ask("send")));
-    return peer;
-  }
-  // Another process whose array this one has.
-  std::unique_ptr<Peer> exporter() {
-    auto peer = std::make_unique<Peer>(std::vector<std::string>{"side"});
-    EXPECT_EQ("ok", peer->ask("make"));
-    EXPECT_EQ("ok", ask("open " + peer->ask("send")));
-    return peer;
-  }
-
-  Side here;
-};
 
 // ---------------------------------------------------------------------------------------------- elements
 
@@ -262,9 +78,8 @@ TEST_F(SharedOnDevice, TheNumberOfADeviceMayDifferBetweenProcesses) {
   const std::string name = new_name();
   const api::Array second = make(name, kN, {TENON_CUDA, 1});
   second.fill(int32_t{8});
-  setenv("TENON_FAKE_CUDA", "devices=1,first=1", 1);
+  const DriverOfPeers driver("devices=1,first=1");
   Peer peer({"side"});
-  setenv("TENON_FAKE_CUDA", "devices=2", 1);
   EXPECT_EQ("ok", peer.ask("attach " + name));
   EXPECT_EQ("cuda:0", peer.ask("device"));
   EXPECT_EQ("8", peer.ask("value"));
@@ -407,11 +222,7 @@ TEST_F(SharedOnDevice, AProcessCountsAsUserAsLongAsItHasTheMemoryMapped) {
   const std::string handle = ask("send");  // keeps the segment open without an array
   EXPECT_EQ("ok", ask("drop"));
   EXPECT_EQ(1u, fake_cuda_count("live.ipc"));
-  size_t n = 0;
-  Segments::instance().visit([&n](Segment& segment) {
-    n += has_bit(segment.block(0).users, segment.participant().index()) ? 1 : 0;
-  });
-  EXPECT_EQ(1u, n);
+  EXPECT_EQ(1u, used_here());
   EXPECT_EQ("ok", ask("open " + handle));
   EXPECT_EQ("ok", ask("drop"));
   EXPECT_TRUE(ends("live.ipc"));
@@ -430,6 +241,8 @@ TEST_F(SharedOnDevice, AfterTheCreatorsDeathNoAccessSucceeds) {
   EXPECT_FAILS(TENON_ERR_OWNER_DIED, ask("lease w"), died);
   EXPECT_EQ("ok", ask("clear-error")) << "which clears only what can be cleared";
   EXPECT_FAILS(TENON_ERR_OWNER_DIED, ask("try r"), died);
+  EXPECT_FAILS(TENON_ERR_NOT_FOUND, ask("open " + handle), "had allocated its memory on a device")
+      << "also where it is open";
   Peer third({"side"});
   EXPECT_FAILS(TENON_ERR_NOT_FOUND, third.ask("open " + handle), "had allocated its memory on a device");
   EXPECT_EQ("ok", ask("drop"));
@@ -537,15 +350,11 @@ TEST_F(SharedOnDevice, ADeadWriterIsNotedUntilItsBytesAreOverwritten) {
 TEST_F(SharedOnDevice, AForkedChildFreesNothing) {
   ASSERT_EQ("ok", ask("make"));
   EXPECT_EQ("ok", ask("fill 4"));
-  const pid_t child = fork();
-  if (child == 0) {
-    const bool is_clear = ask("value").find("forked after CUDA had started") != std::string::npos;
-    (void)ask("drop");
-    _exit(is_clear ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(child, waitpid(child, &status, 0));
-  EXPECT_EQ(0, status);
+  EXPECT_EQ(0, status_of_child([&] {
+              const bool is_clear = ask("value").find("forked after CUDA had started") != std::string::npos;
+              (void)ask("drop");
+              return is_clear;
+            }));
   EXPECT_EQ("4", ask("value"));
   const auto peer = importer();
   EXPECT_EQ("4", peer->ask("value"));
@@ -589,18 +398,11 @@ TEST_F(SharedOnDevice, AFailureToOpenLeavesNothing) {
 }
 
 TEST_F(SharedOnDevice, ADriverWithoutIpcSaysSo) {
-  setenv("TENON_FAKE_CUDA", "devices=2,ipc=0", 1);
+  const DriverOfPeers driver("devices=2,ipc=0");
   Peer peer({"side"});
-  setenv("TENON_FAKE_CUDA", "devices=2", 1);
   EXPECT_FAILS(TENON_ERR_SYSTEM, peer.ask("make"),
                "cannot share memory of cuda:0 with other processes: CUDA_ERROR_NOT_SUPPORTED");
   EXPECT_EQ("0", peer.ask("count live.device"));
-}
-
-TEST_F(SharedOnDevice, TooMuchMemoryIsAnErrorWithTheNumbers) {
-  std::string text;
-  EXPECT_EQ(TENON_ERR_NO_MEMORY, code_of([] { (void)make("", int64_t{1} << 40); }, &text));
-  EXPECT_NE(text.find("cannot allocate 4398046511104 bytes on cuda:0, where "), std::string::npos) << text;
 }
 
 TEST_F(SharedOnDevice, WhatOnlyTheHostHasIsRefused) {
@@ -638,6 +440,6 @@ TEST_F(SharedOnDevice, MemoryOnADeviceIsNoArenaAndNoChannel) {
 int main(int count, char** words) {
   (void)signal(SIGPIPE, SIG_IGN);  // a process that is spoken to may have died
   setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
-  setenv("TENON_FAKE_CUDA", "devices=2", 0);
+  setenv("TENON_FAKE_CUDA", "devices=2,memory=134217728", 0);
   return tenon::impl::run_tests_or_peer(count, words, tenon::impl::be_peer);
 }

@@ -24,12 +24,17 @@ constexpr size_t kSomeSegments = 8;
 
 Segment& OpenSegments::add(std::unique_ptr<Segment> segment) {
   const SegmentId id = segment->header().id;
-  std::set<SegmentId> leaving{id};  // first, as it may fail: each open segment is in one of the sets
+  Set leaving{id};  // first, as it may fail: each open segment is in one of the sets
   const auto [at, is_new] = open_.try_emplace(id, std::move(segment));
   if (!is_new) throw_error(Code::kValue, "two memory files say that they are the segment ", text_of(id));
   leaving_.merge(leaving);  // until it is used
-  added_ = id;
   return *at->second;
+}
+
+Segment& OpenSegments::CloseUnused::add(std::unique_ptr<Segment> segment) {
+  Segment& added = segments_.add(std::move(segment));
+  added_ = added.header().id;
+  return added;
 }
 
 Segment* OpenSegments::find(const SegmentId& id) noexcept {
@@ -38,12 +43,12 @@ Segment* OpenSegments::find(const SegmentId& id) noexcept {
 }
 
 OpenSegments::CloseUnused::~CloseUnused() {
-  if (!segments_.added_) return;
-  const auto at = segments_.open_.find(*segments_.added_);
-  if (at == segments_.open_.end() || at->second->users() != 0) return;
-  if (!at->second->participant().can_leave()) return;
-  segments_.leaving_.erase(at->first);
-  segments_.open_.erase(at);
+  if (!added_) return;
+  if (auto node = segments_.staying_.extract(*added_)) segments_.leaving_.insert(std::move(node));
+  const auto leaving = segments_.leaving_.find(*added_);
+  if (leaving == segments_.leaving_.end()) return;
+  Segment& segment = *segments_.open_.find(*added_)->second;
+  if (segment.users() == 0 && segment.participant().can_leave()) (void)segments_.close(leaving);
 }
 
 PoolBlock OpenSegments::allocate(uint64_t nbytes) {
@@ -120,6 +125,11 @@ bool OpenSegments::sweep_all() {
   bool is_unfinished = false;
   for (const auto& [id, segment] : open_) is_unfinished |= segment->end_limited();
   for (const auto& pool : pools_) is_unfinished |= pool->reclaim();
+  return close_left() || is_unfinished;
+}
+
+bool OpenSegments::close_left() noexcept {
+  bool is_unfinished = false;
   for (auto at = leaving_.begin(); at != leaving_.end();) {
     const auto next = std::next(at);
     is_unfinished |= !try_close(at);
@@ -129,7 +139,7 @@ bool OpenSegments::sweep_all() {
 }
 
 // Closes a segment of leaving_ if nothing uses it. False: it must be tried again later.
-bool OpenSegments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
+bool OpenSegments::try_close(Set::iterator leaving) noexcept {
   const auto at = open_.find(*leaving);
   Segment& segment = *at->second;
   if (pool_of(*leaving) != nullptr || segment.users() != 0) {
@@ -141,15 +151,45 @@ bool OpenSegments::try_close(std::set<SegmentId>::iterator leaving) noexcept {
   const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
   const bool may_be_opened = segment.has_sent() && !segment.has_lost_memory();
   if (comes_again || may_be_opened || !segment.may_end_memory()) return false;
+  return close(leaving);
+}
+
+// False: its memory must end first.
+bool OpenSegments::close(Set::iterator leaving) noexcept {
+  const auto at = open_.find(*leaving);
+  if (at->second->must_end_memory()) {
+    ending_.insert(leaving_.extract(leaving));
+    return false;
+  }
   leaving_.erase(leaving);
   open_.erase(at);
   return true;
 }
 
+Segment* OpenSegments::next_ending() noexcept {
+  while (!ending_.empty()) {
+    auto node = ending_.extract(ending_.begin());
+    Segment& segment = *open_.find(node.value())->second;
+    const bool is_used = segment.users() != 0;  // again
+    (is_used ? leaving_ : ended_).insert(std::move(node));
+    if (!is_used) return &segment;
+  }
+  return nullptr;
+}
+
+void OpenSegments::note_ended(const SegmentId& id) noexcept {
+  if (auto node = ended_.extract(id)) (void)try_close(leaving_.insert(std::move(node)).position);
+}
+
+bool OpenSegments::is_freeing(tenon_device device) const noexcept {
+  const auto is_left = [&](const SegmentId& id) { return open_.find(id)->second->is_left_to_others(device); };
+  return !ended_.empty() || std::ranges::any_of(leaving_, is_left);
+}
+
 void OpenSegments::become_child() noexcept {
   pools_.clear();
   for (const auto& [id, segment] : open_) segment->become_child();
-  leaving_.merge(staying_);
+  for (Set* const others : {&staying_, &ending_, &ended_}) leaving_.merge(*others);
 }
 
 }  // namespace tenon::impl

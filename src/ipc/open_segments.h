@@ -14,6 +14,10 @@
 
 namespace tenon::impl {
 
+// The memory of a segment on a device ends before the segment is closed. That calls the driver and may take
+// long, so it is done without the lock. The segment stays open meanwhile, and this process is a user of its
+// block. If an array on it is opened meanwhile, the segment gets memory again and is not closed.
+//
 // Threads: guarded by the lock of Segments.
 class OpenSegments {
  public:
@@ -26,17 +30,20 @@ class OpenSegments {
     for (const auto& [id, segment] : open_) visit(*segment);
   }
 
-  // Its destructor closes the segment that was added during its lifetime, if no array uses it: because the
-  // array for which it was opened could not be made.
+  // Its destructor closes the segment that was added through it, if no array uses it: because the array for
+  // which it was opened could not be made.
   class CloseUnused {
    public:
-    explicit CloseUnused(OpenSegments& segments) noexcept : segments_(segments) { segments_.added_.reset(); }
+    explicit CloseUnused(OpenSegments& segments) noexcept : segments_(segments) {}
     CloseUnused(const CloseUnused&) = delete;
     CloseUnused& operator=(const CloseUnused&) = delete;
     ~CloseUnused();
 
+    Segment& add(std::unique_ptr<Segment> segment);  // once; fails as OpenSegments::add
+
    private:
     OpenSegments& segments_;
+    std::optional<SegmentId> added_;
   };
 
   // A block of a pool; of a new pool if the others have no room. Fails with kNoMemory, kSystem.
@@ -51,24 +58,38 @@ class OpenSegments {
   void sweep_some();
   // Frees all of them, unless that was done less than 100 ms ago. True: it must be called again later.
   bool sweep_all();
+  // Closes all segments that no process uses any more. True: it must be called again later.
+  bool close_left() noexcept;
+
+  // A segment whose memory on a device must end before it is closed. Null: there is none. The caller takes
+  // the memory, ends it without the lock, and calls note_ended().
+  Segment* next_ending() noexcept;
+  void note_ended(const SegmentId& id) noexcept;
+  bool has_ending() const noexcept { return !ending_.empty(); }
+  // Memory of this process on the device may be free a moment later: another thread ends it, or processes use
+  // it that may have dropped it a moment ago.
+  bool is_freeing(tenon_device device) const noexcept;
 
   // In a forked child: only the parent allocates in its pools.
   void become_child() noexcept;
 
  private:
-  bool try_close(std::set<SegmentId>::iterator leaving) noexcept;
+  using Set = std::set<SegmentId>;
+  bool try_close(Set::iterator leaving) noexcept;
+  bool close(Set::iterator leaving) noexcept;
   Pool* pool_of(const SegmentId& id) noexcept;
   Pool& new_pool(uint64_t nbytes);
 
   std::map<SegmentId, std::unique_ptr<Segment>> open_;
   std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process created
-  // Each segment of open_ is in one of the two sets. Its node moves between them, which needs no memory.
-  std::set<SegmentId> leaving_;  // segments that perhaps nothing in this process uses
-  std::set<SegmentId> staying_;
-  int64_t swept_at_ns_ = 0;         // time of the last sweep_all()
-  SegmentId last_looked_at_;        // the last one of leaving_ that sweep_some() looked at
-  std::optional<SegmentId> added_;  // the last one that was added
-  size_t next_pool_ = 0;            // the pool for the next call of sweep_some()
+  // Each segment of open_ is in one of these sets. Its node moves between them, which needs no memory.
+  Set leaving_;  // segments that perhaps nothing in this process uses
+  Set staying_;
+  Set ending_;                // their memory is to end
+  Set ended_;                 // a thread has taken their memory, and ends it
+  int64_t swept_at_ns_ = 0;   // time of the last sweep_all()
+  SegmentId last_looked_at_;  // the last one of leaving_ that sweep_some() looked at
+  size_t next_pool_ = 0;      // the pool for the next call of sweep_some()
 };
 
 }  // namespace tenon::impl

@@ -27,6 +27,12 @@ SegmentId random_id() {
   return id;
 }
 
+// Some handle on the block is unopened.
+bool has_handles(const Block& block) noexcept {
+  return count_of_sent_more(look(block.sent_more)) != 0 ||
+         std::ranges::any_of(block.sent, [](const auto& number) { return look(number) != 0; });
+}
+
 int64_t realtime_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -164,26 +170,44 @@ void Segment::make_writable() {
   is_writable_ = true;
 }
 
-void Segment::lie_on(std::unique_ptr<device::SharedMemory> memory) {
+void Segment::lie_on(std::unique_ptr<device::SharedMemory>&& memory) {
   os::commit(file_, header_.data_at, data_nbytes(), "the record of a shared array on a device");
   record_ = memory->record();
   std::memcpy(data_, &record_, sizeof record_);
   memory_ = std::move(memory);
 }
 
-void Segment::open_memory() {
-  if (!is_on_device() || memory_ != nullptr) return;
-  if (has_lost_memory()) {
-    throw_error(Code::kNotFound, "the shared array cannot be opened: process ", header_.creator_pid,
-                ", which had allocated its memory on a device, has ended");
+void Segment::check_memory() const {
+  if (!has_lost_memory()) return;
+  throw_error(Code::kNotFound, "the shared array cannot be opened: process ", header_.creator_pid,
+              ", which had allocated its memory on a device, has ended");
+}
+
+std::unique_ptr<device::SharedMemory> Segment::open_memory() const {
+  try {
+    return device::SharedMemory::open(record_);
+  } catch (const Error&) {
+    check_memory();  // it may have ended meanwhile
+    throw;
   }
-  memory_ = device::SharedMemory::open(record_);
+}
+
+void Segment::keep_memory(std::unique_ptr<device::SharedMemory>&& memory) noexcept {
+  if (memory_ != nullptr) return;
+  memory_ = std::move(memory);
+  const std::scoped_lock uses(uses_lock_);
+  has_mapped_ = true;
 }
 
 bool Segment::may_end_memory() noexcept {
-  if (!is_on_device() || !is_creator_) return true;
+  if (!is_on_device() || !is_creator_ || memory_ == nullptr) return true;
   reap_all(control_);
   return free_if_unused(0);
+}
+
+bool Segment::is_left_to_others(tenon_device device) const noexcept {
+  return is_creator_ && memory_ != nullptr && memory_->device().type == device.type &&
+         memory_->device().id == device.id && users() == 0 && !has_handles(block(0));
 }
 
 void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
@@ -206,13 +230,14 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   if (uses_[index] == 0) {
     // First the bit, then the state. The creator does the opposite in free_if_unused(): so if both run at
     // once, at least one sees the other.
+    const bool was_user = has_bit(b.users, participant_->index());  // it has the memory mapped
     set_bit(b.users, participant_->index());
     const bool is_there =
         observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
         b.begin.load(std::memory_order_relaxed) <= room &&
         b.nbytes.load(std::memory_order_relaxed) <= room - b.begin.load(std::memory_order_relaxed);
     if (!is_there) {
-      clear_bit(b.users, participant_->index());
+      if (!was_user) clear_bit(b.users, participant_->index());
       return false;
     }
   } else if (b.generation.load(std::memory_order_relaxed) != generation) {
@@ -229,8 +254,7 @@ bool Segment::leave(uint32_t index) noexcept {
     const std::scoped_lock uses(uses_lock_);
     is_last = --uses_[index] == 0;
     // A process that has the memory of another one mapped keeps it until the segment is closed.
-    const bool has_mapping = memory_ != nullptr && !is_creator_;
-    if (is_last && !has_mapping && participant_->index() != Participant::kNone) {
+    if (is_last && !has_mapped_ && participant_->index() != Participant::kNone) {
       clear_bit(block(index).users, participant_->index());
     }
   }
@@ -254,10 +278,7 @@ bool Segment::is_creator_alive() const noexcept {
 
 bool Segment::free_if_unused(uint32_t index) noexcept {
   Block& b = block(index);
-  const auto is_unused = [&b] {
-    return is_empty(b.users) && count_of_sent_more(look(b.sent_more)) == 0 &&
-           std::ranges::all_of(b.sent, [](const auto& number) { return look(number) == 0; });
-  };
+  const auto is_unused = [&b] { return is_empty(b.users) && !has_handles(b); };
   if (b.state.load(std::memory_order_relaxed) != BlockState::kUsed || !is_unused()) return false;
   announce(b.state, BlockState::kClosing);
   if (!is_unused()) {

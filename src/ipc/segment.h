@@ -55,7 +55,7 @@ class Segment {
   const Control& control() const noexcept { return control_; }
   Block& block(uint32_t i) const noexcept { return control_.block(i); }
   std::byte* data() const noexcept { return data_; }
-  // On a device: after lie_on() or open_memory().
+  // On a device: after lie_on() or keep_memory().
   std::byte* data_of(uint32_t block) const noexcept {
     std::byte* const base = memory_ != nullptr ? memory_->data() : data_;
     return base + control_.block(block).begin.load(std::memory_order_relaxed);
@@ -68,21 +68,33 @@ class Segment {
   void make_writable();
 
   bool is_on_device() const noexcept { return (header_.required & kOnDevice) != 0; }
-  // Where the bytes of the blocks are. On a device: after lie_on() or open_memory().
+  // Where the bytes of the blocks are. On a device: after lie_on() or keep_memory().
   tenon_device device() const noexcept {
     return memory_ != nullptr ? memory_->device() : tenon_device{TENON_CPU, 0};
   }
   // The memory on a device is gone with the process that had allocated it.
   bool has_lost_memory() const noexcept { return is_on_device() && !is_creator_alive(); }
-  // Gives a new segment on a device its memory. Fails with kNoMemory.
-  void lie_on(std::unique_ptr<device::SharedMemory> memory);
-  // Maps the memory of a segment on a device into this process, at the first call. Requires a use of the
-  // block, which keeps the memory. Fails with kNotFound (the creator has ended; this process does not see the
-  // device), kValue, kSystem.
-  void open_memory();
-  // The segment may be closed: it is not on a device, or no other process uses the memory that this one would
-  // free. Requires: this process does not use a block.
+  // Gives a new segment on a device its memory, unless it fails. Fails with kNoMemory.
+  void lie_on(std::unique_ptr<device::SharedMemory>&& memory);
+  // Fails with kNotFound: has_lost_memory().
+  void check_memory() const;
+  // Maps the memory of a segment on a device into this process. Calls the driver, which may take long.
+  // Requires a use of the block, which keeps the memory. Fails with kNotFound (the creator has ended; this
+  // process does not see the device), kValue, kSystem.
+  std::unique_ptr<device::SharedMemory> open_memory() const;
+  // The memory may be given back: this process has not allocated it, or no other process uses it. Requires:
+  // this process does not use a block.
   bool may_end_memory() noexcept;
+  // This process does not use its memory on the device. Other processes do, or have a moment ago.
+  bool is_left_to_others(tenon_device device) const noexcept;
+
+  // Guarded by the lock of Segments. If several threads have called open_memory(), the segment keeps the
+  // first mapping.
+  bool has_memory() const noexcept { return memory_ != nullptr; }
+  void keep_memory(std::unique_ptr<device::SharedMemory>&& memory) noexcept;
+  // Its end calls the driver: it frees or unmaps memory.
+  bool must_end_memory() const noexcept { return memory_ != nullptr && memory_->is_usable(); }
+  std::unique_ptr<device::SharedMemory> take_memory() noexcept { return std::move(memory_); }
 
   // Gives a free block to a storage of this process. Creator only.
   void take_block(uint32_t block, uint64_t begin, uint64_t nbytes) noexcept;
@@ -145,7 +157,7 @@ class Segment {
   std::byte* data_ = nullptr;
   bool is_writable_ = false;
   bool is_creator_ = false;
-  // Constant after the first use of the block. Null: not on a device, or not used here.
+  // On a device. Constant from keep_memory() to the end of the last use; null: not mapped here.
   std::unique_ptr<device::SharedMemory> memory_;
   device::SharedMemoryRecord record_;  // of a segment on a device
   std::unique_ptr<Participant> participant_;
@@ -154,6 +166,7 @@ class Segment {
   SpinLock uses_lock_;
   // Guarded by uses_lock_.
   std::vector<uint32_t> uses_;                       // of each block, by this process
+  bool has_mapped_ = false;                          // memory of another process, perhaps until the end
   std::vector<std::unique_ptr<ProcessLock>> locks_;  // of blocks that were used here
   struct Waits {
     const SharedEvent* event = nullptr;

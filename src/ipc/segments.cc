@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/segments.h"
 
+#include <pthread.h>
 #include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <system_error>
+#include <thread>
 #include <utility>
 
+#include "base/blocked_signals.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -27,6 +31,8 @@ constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
 constexpr std::chrono::milliseconds kSweepAgain{250}, kSweepWhenBusy{1}, kWatchAgain{1000};
 constexpr DType kBytes(TENON_UINT, 8);
 constexpr int64_t kNameTimeoutNs = 5'000'000'000;
+// So long, other processes may take to close memory that they have dropped.
+constexpr int64_t kFreedWithinNs = 1'000'000'000;
 
 void sleep_for_a_moment() noexcept {
   const timespec moment{0, 1'000'000};
@@ -140,41 +146,107 @@ void Segments::sweep_some() {
   look_at_ended_uses();
   if (!forks_.is_empty()) forks_.look(open_);
   open_.sweep_some();
+  end_memory_beside();
 }
 
 // True: it must be called again later.
 bool Segments::sweep_all() {
   sweep_some();
-  return open_.sweep_all() || !forks_.is_empty();
+  const bool is_unfinished = open_.sweep_all();
+  end_memory_beside();
+  return is_unfinished || !forks_.is_empty() || open_.has_ending();
 }
 
-Ref<Storage> Segments::storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
+// In a thread for it: other threads wait for the mutex owner.
+void Segments::end_memory_beside() noexcept {
+  if (ends_memory_beside_ || !open_.has_ending()) return;
+  try {
+    const BlockedSignals blocked;
+    std::thread([this] {
+      pthread_setname_np(pthread_self(), "tenon-memory");
+      std::unique_lock locked(lock_);
+      end_memory(locked);
+      if (open_.has_ending()) return;  // the process is in exit()
+      ends_memory_beside_ = false;
+      nudge();  // what could not be closed is tried again
+    }).detach();
+    ends_memory_beside_ = true;
+  } catch (const std::system_error&) {
+    // The next sweep tries again.
+  }
+}
+
+void Segments::end_memory(std::unique_lock<std::mutex>& locked) noexcept {
+  if (!open_.has_ending()) return;
+  const device::BeforeExit before;
+  if (!before) return;  // it ends with the process
+  while (Segment* const segment = open_.next_ending()) {
+    const SegmentId id = segment->header().id;
+    std::unique_ptr<device::SharedMemory> memory = segment->take_memory();
+    locked.unlock();
+    memory.reset();
+    locked.lock();
+    open_.note_ended(id);
+  }
+}
+
+// After an allocation has failed: ends the memory of arrays that have gone. True: more may be free a moment
+// later.
+bool Segments::end_unused_memory(tenon_device device) {
+  std::unique_lock locked(lock_);
+  look_at_ended_uses();
+  (void)open_.close_left();
+  end_memory(locked);
+  return open_.is_freeing(device);
+}
+
+// The storage needs open_memory() and storage_of().
+Segments::Use Segments::begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
+  segment.check_memory();
   auto use = std::make_unique<BlockUse>(BlockUse{&segment, block, segment.header().id});
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
     throw_error(Code::kNotFound, "the shared array does not exist any more: all processes have released it");
   }
-  try {
-    segment.open_memory();
-  } catch (...) {
-    end_use(use.release());
-    throw;
+  return Use(use.release());
+}
+
+// Threads that open the same segment at once do not wait for each other: each maps the memory, and the first
+// mapping is kept. The use keeps the segment open meanwhile.
+void Segments::open_memory(const BlockUse& use, std::unique_lock<std::mutex>& locked) {
+  Segment& segment = *use.segment;
+  if (!segment.is_on_device() || segment.has_memory()) return;
+  struct LockAtEnd {
+    std::unique_lock<std::mutex>& locked;
+    ~LockAtEnd() { locked.lock(); }
+  };
+  std::unique_ptr<device::SharedMemory> mapped;
+  {
+    locked.unlock();
+    const LockAtEnd at_end{locked};
+    mapped = segment.open_memory();
   }
+  segment.keep_memory(std::move(mapped));
+  if (mapped == nullptr) return;
+  locked.unlock();
+  mapped.reset();
+  locked.lock();
+}
+
+Ref<Storage> Segments::storage_of(Use use, bool is_readonly) {
+  Segment& segment = *use->segment;
+  const uint32_t block = use->block;
   std::byte* const data = segment.data_of(block);
   const uint64_t nbytes = segment.block(block).nbytes.load(std::memory_order_relaxed);
   if (Ref<Storage> living = Storage::find(data, nbytes, is_readonly ? Access::kRead : Access::kWrite)) {
+    const std::unique_ptr<BlockUse> spare(use.release());
     (void)segment.leave(block);  // not the last use
     return living;
   }
-  try {
-    Ref<Storage> storage = Storage::adopt({data, nbytes, data, nbytes, is_readonly, use.get(), end_use,
-                                           &segment.lock(block), segment.device()});
-    (void)use.release();
-    return storage;
-  } catch (...) {
-    end_use(use.release());
-    throw;
-  }
+  Ref<Storage> storage = Storage::adopt(
+      {data, nbytes, data, nbytes, is_readonly, use.get(), end_use, &segment.lock(block), segment.device()});
+  (void)use.release();
+  return storage;
 }
 
 // A new segment with consecutive blocks of these sizes. The first one holds the array. The caller must end or
@@ -225,13 +297,13 @@ Ref<Array> Segments::take_over(Segment& segment, uint32_t block, DType dtype, Di
   } const at_end{*this, segment, block};
   if (options.prepare) options.prepare(segment.data_of(block));
   const uint32_t generation = segment.block(block).generation.load(std::memory_order_relaxed);
-  return Array::over(storage_of(segment, block, generation, false), dtype, shape, flags);
+  return Array::over(storage_of(begin_use(segment, block, generation, false), false), dtype, shape, flags);
 }
 
-// Locks lock_ and the name, and calls run(lock). Repeats this until run returns an array. Forks wait for
-// lock_, so no child inherits the lock of the name. make: creates the file of the name if there is none.
+// Locks lock_ and the name, and calls run(lock). Repeats this until the result of run is not null. Forks wait
+// for lock_, so no child inherits the lock of the name. make: creates the file of the name if there is none.
 template <class Run>
-Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run run) {
+auto Segments::with_name(const std::string& name, NameLock::Make make, Run run) {
   const Deadline deadline(kNameTimeoutNs);
   std::optional<Waiter> waiter;
   while (true) {
@@ -241,7 +313,7 @@ Ref<Array> Segments::with_name(const std::string& name, NameLock::Make make, Run
       NameLock lock(name, make);
       if (lock.state() != NameLock::NameState::kBusy) {
         sweep_some();
-        if (Ref<Array> array = run(lock)) return array;
+        if (auto made = run(lock)) return made;
       }
     }
     if (!waiter) waiter.emplace(deadline);
@@ -270,7 +342,8 @@ Ref<Array> Segments::create_with(const std::string& name, Create create) {
   }
   check_name(name);
   return with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
-    if (open_named(name, lock, true, Code::kValue) != nullptr) {
+    OpenSegments::CloseUnused opened(open_);
+    if (open_named(name, lock, true, Code::kValue, opened) != nullptr) {
       throw_error(Code::kValue, "shared memory named '", name,
                   "' exists already: attach to it, or choose another name");
     }
@@ -300,19 +373,16 @@ Ref<Array> Segments::create_on_device(DType dtype, Dims shape, uint32_t flags, c
                 device::text_of(options.device), " cannot have them");
   }
   const uint64_t nbytes = nbytes_of(dtype, shape, flags);
-  const auto allocate = [&] {
-    return device::SharedMemory::create(options.device, nbytes, (flags & TENON_ZEROED) != 0);
-  };
-  std::unique_ptr<device::SharedMemory> memory;  // without the lock: zeroing takes time
-  try {
-    memory = allocate();
-  } catch (const Error& e) {
-    if (e.code() != Code::kNoMemory) throw;
-    {
-      const std::scoped_lock locked(lock_);
-      sweep_some();  // arrays that have gone may still have their memory
+  std::unique_ptr<device::SharedMemory> memory;
+  const Deadline deadline(kFreedWithinNs);
+  for (bool may_try_again = true; memory == nullptr;) {
+    try {
+      memory = device::SharedMemory::create(options.device, nbytes, (flags & TENON_ZEROED) != 0);
+    } catch (const Error& e) {
+      if (e.code() != Code::kNoMemory || !may_try_again) throw;
+      may_try_again = end_unused_memory(options.device) && !deadline.has_passed();
+      if (may_try_again) sleep_for_a_moment();
     }
-    memory = allocate();
   }
   return create_with(options.name, [&] {
     SegmentPlan plan;
@@ -321,10 +391,11 @@ Ref<Array> Segments::create_on_device(DType dtype, Dims shape, uint32_t flags, c
     plan.data_nbytes = sizeof(device::SharedMemoryRecord);
     plan.array = &array;
     plan.is_on_device = true;
-    std::unique_ptr<Segment> fresh = Segment::create(plan, MutexOwner::instance());
-    fresh->lie_on(std::move(memory));
-    fresh->take_block(0, 0, std::max<uint64_t>(nbytes, 1));
-    return take_over(open_.add(std::move(fresh)), 0, dtype, shape, flags, options);
+    OpenSegments::CloseUnused made(open_);
+    Segment& fresh = made.add(Segment::create(plan, MutexOwner::instance()));
+    fresh.lie_on(std::move(memory));
+    fresh.take_block(0, 0, std::max<uint64_t>(nbytes, 1));
+    return take_over(fresh, 0, dtype, shape, flags, options);
   });
 }
 
@@ -370,7 +441,7 @@ Ref<Array> Segments::sibling(const Array& first, uint32_t block) {
   const Block& b = segment.block(block);
   const auto n = static_cast<int64_t>(b.nbytes.load(std::memory_order_relaxed));
   const uint32_t generation = b.generation.load(std::memory_order_relaxed);
-  return Array::over(storage_of(segment, block, generation, false), kBytes, {&n, 1}, 0);
+  return Array::over(storage_of(begin_use(segment, block, generation, false), false), kBytes, {&n, 1}, 0);
 }
 
 ProcessLock& Segments::lock_of(const Array& array) noexcept {
@@ -399,7 +470,7 @@ os::File find_file(const std::string& prefix) {
 
 // The segment that has the name and that some process uses; null: there is none.
 Segment* Segments::open_named(const std::string& name, const NameLock& lock, bool is_writable,
-                              Code unreachable) {
+                              Code unreachable, OpenSegments::CloseUnused& opened) {
   if (!lock.is_kept()) return nullptr;
   const std::optional<NameRecord> record = lock.record();
   if (!record) {
@@ -430,28 +501,32 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
                 "' cannot be opened through the processes that have it: is /proc restricted?");
   }
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, MutexOwner::instance());
-  return is_used(*segment) ? &open_.add(std::move(segment)) : nullptr;
+  return is_used(*segment) ? &opened.add(std::move(segment)) : nullptr;
 }
 
 Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
   check_name(name);
-  return with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
-    const OpenSegments::CloseUnused close_unused(open_);
+  Use use = with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
+    OpenSegments::CloseUnused opened(open_);
     Segment* const segment = lock.state() == NameLock::NameState::kLocked
-                                 ? open_named(name, lock, !is_readonly, Code::kNotFound)
+                                 ? open_named(name, lock, !is_readonly, Code::kNotFound, opened)
                                  : nullptr;
     if (segment == nullptr) {
       throw_error(Code::kNotFound, "no process of this user shares an array named '", name, "' (by '",
                   lock.path(), "'); is the process that creates it running?");
     }
-    const NamedArray& array = segment->header().array;
     const uint32_t generation = segment->block(0).generation.load(std::memory_order_relaxed);
-    Ref<Storage> storage = storage_of(*segment, 0, generation, is_readonly);
+    Use begun = begin_use(*segment, 0, generation, is_readonly);
     if (!segment->keeps_name()) segment->keep_name(lock.keep(segment->header().id, segment->file().fd()));
-    const Dims shape{array.shape, static_cast<size_t>(array.ndim)};
-    const uint32_t flags = static_cast<uint32_t>(array.flags) | (is_readonly ? TENON_READONLY : 0);
-    return Array::over(std::move(storage), DType(array.code, array.bits, array.lanes), shape, flags);
+    return begun;
   });
+  std::unique_lock locked(lock_);
+  open_memory(*use, locked);
+  const NamedArray& array = use->segment->header().array;
+  const Dims shape{array.shape, static_cast<size_t>(array.ndim)};
+  const uint32_t flags = static_cast<uint32_t>(array.flags) | (is_readonly ? TENON_READONLY : 0);
+  return Array::over(storage_of(std::move(use), is_readonly), DType(array.code, array.bits, array.lanes),
+                     shape, flags);
 }
 
 bool Segments::is_shared(const Array& array) noexcept { return use_of(array) != nullptr; }
@@ -517,7 +592,8 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
 }
 
 // The segment of a handle. Opens it if it is not open in this process.
-Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd) {
+Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
+                         OpenSegments::CloseUnused& opened) {
   if (Segment* const here = open_.find(id)) return *here;
   const std::string prefix = file_prefix(id);
   os::File file = file_of(sender, fd, prefix);
@@ -533,7 +609,7 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd)
                 text_of(segment->header().id));
   }
   if (segment->header().name[0] != '\0') segment->keep_name(keep_name(segment->header().name, id));
-  return open_.add(std::move(segment));
+  return opened.add(std::move(segment));
 }
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
@@ -547,17 +623,19 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
     throw_error(Code::kNotFound, "the shared array cannot be opened: it belongs to user ", handle.user,
                 ", this process to user ", os::user());
   }
-  const std::scoped_lock locked(lock_);
+  std::unique_lock locked(lock_);
   sweep_some();
-  const OpenSegments::CloseUnused close_unused(open_);
+  OpenSegments::CloseUnused opened(open_);
   if (open_.find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it was sent from another PID namespace "
                 "(another container?)");
   }
-  Segment& segment = reach(handle.segment, handle.sender, handle.fd);
+  Segment& segment = reach(handle.segment, handle.sender, handle.fd, opened);
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
-  const Ref<Storage> storage = storage_of(segment, handle.block, handle.generation, is_readonly);
+  Use use = begin_use(segment, handle.block, handle.generation, is_readonly);
+  open_memory(*use, locked);
+  const Ref<Storage> storage = storage_of(std::move(use), is_readonly);
   const auto is_inside = handle.offset >= 0 && static_cast<uint64_t>(handle.offset) <= storage->nbytes();
   tenon_adoption adoption{};
   adoption.struct_size = sizeof adoption;
@@ -601,6 +679,7 @@ void Segments::become_child() noexcept {
   forget_watch();
   open_.become_child();
   forks_.become_child();
+  ends_memory_beside_ = false;
   lock_.unlock();
 }
 

@@ -92,15 +92,22 @@ class Segments {
     BlockUse* next = nullptr;
   };
   static void end_use(void* owner);
+  struct EndUse {
+    void operator()(BlockUse* use) const noexcept { end_use(use); }
+  };
+  using Use = std::unique_ptr<BlockUse, EndUse>;
   static const BlockUse* use_of(const Array& array);
   static const BlockUse& checked_use_of(const Array& array);  // fails with kType
   template <class Run>
-  Ref<Array> with_name(const std::string& name, NameLock::Make make, Run run);
+  auto with_name(const std::string& name, NameLock::Make make, Run run);
   template <class Create>
   Ref<Array> create_with(const std::string& name, Create create);
 
   static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
-  // These require lock_.
+  void end_memory_beside() noexcept;
+  // These require lock_. With a lock as an argument, they unlock it during calls of the driver.
+  void open_memory(const BlockUse& use, std::unique_lock<std::mutex>& locked);
+  void end_memory(std::unique_lock<std::mutex>& locked) noexcept;
   void look_at_ended_uses();
   void sweep_some();
   bool sweep_all();
@@ -108,9 +115,13 @@ class Segments {
   Ref<Array> create_on_device(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
-  Ref<Storage> storage_of(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
-  Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable);
-  Segment& reach(const SegmentId& id, const os::Process& sender, int fd);
+  Use begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
+  Ref<Storage> storage_of(Use use, bool is_readonly);
+  Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable,
+                      OpenSegments::CloseUnused& opened);
+  Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
+
+  bool end_unused_memory(tenon_device device);
 
   void before_fork() noexcept;
   void after_fork() noexcept;
@@ -123,6 +134,7 @@ class Segments {
   OpenSegments open_;
   SegmentForks forks_;
   bool has_cleaned_names_ = false;
+  bool ends_memory_beside_ = false;  // a thread does
 };
 
 // The open segments of this process, with at_least among them. Other segments are missing if another thread

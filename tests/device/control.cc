@@ -56,6 +56,11 @@ int version_of(std::string_view name) {
   return found == versions.end() ? 7000 : found->second;
 }
 
+bool is_exported(const char* name) {
+  return std::any_of(std::begin(kFunctions), std::end(kFunctions),
+                     [&](const Function& function) { return std::strcmp(function.exported, name) == 0; });
+}
+
 bool parse_failure(const std::string& text, bool is_copy) {
   char name[64] = "";
   unsigned long long n = 0;
@@ -67,9 +72,7 @@ bool parse_failure(const std::string& text, bool is_copy) {
     return true;
   }
   if (std::sscanf(text.c_str(), "%63[^:]:%llu:%d", name, &n, &error) != 3) return false;
-  bool is_known = std::any_of(std::begin(kFunctions), std::end(kFunctions), [&](const Function& function) {
-    return std::strcmp(function.exported, name) == 0;
-  });
+  bool is_known = is_exported(name);
   if (is_known) state().failures.push_back({name, n, 0, error});
   return is_known;
 }
@@ -89,11 +92,9 @@ bool take_setting(const std::string& key, const std::string& value) {
   char* rest = nullptr;
   uint64_t number = std::strtoull(value.c_str(), &rest, 10);
   if (value.empty() || *rest != 0) return false;
-  const std::map<std::string_view, bool*> flags = {{"pools", &set.pools},
-                                                   {"vmm", &set.vmm},
-                                                   {"ipc", &set.ipc},
-                                                   {"register", &set.registers},
-                                                   {"verbose", &set.verbose}};
+  const std::map<std::string_view, bool*> flags = {
+      {"pools", &set.pools},        {"vmm", &set.vmm},         {"ipc", &set.ipc},
+      {"register", &set.registers}, {"verbose", &set.verbose}, {"strict_end", &set.strict_end}};
   const std::map<std::string_view, int*> numbers = {
       {"devices", &set.devices}, {"first", &set.first}, {"version", &set.version}};
   const std::map<std::string_view, uint64_t*> sizes = {
@@ -192,6 +193,19 @@ const char* name_of(CUresult error) {
   return found == names.end() ? nullptr : found->second;
 }
 
+// With strict_end.
+[[noreturn]] void end_badly(const char* what, const char* function) {
+  std::fprintf(stderr, "fake CUDA driver: %s%s\n", what, function);
+  _exit(99);
+}
+
+void end_driver() {
+  if (initialised_by != getpid() || !state().settings.strict_end) return;
+  std::lock_guard lock(state().lock);
+  state().has_ended = true;
+  if (state().running_calls != 0) end_badly("the driver ends during a call", "");
+}
+
 bool is_device_ordinal(CUdevice device) { return device >= 0 && device < state().n_devices; }
 
 CUresult write_uuid(const State& s, CUuuid* uuid, CUdevice device) {
@@ -224,7 +238,10 @@ Call::Call(const char* function, Needs needs) {
   State& s = state();
   lock = std::unique_lock(s.lock);
   take_environment();
+  if (s.has_ended) end_badly("after the end of the driver: ", function);
   ++s.counts[function];
+  ++s.running_calls;
+  s.changed.wait(lock, [&] { return !s.held_calls.contains(function); });
   note_call(lock);
   error = injected(function);
   if (error != CUDA_SUCCESS || needs == kNothing) return;
@@ -247,6 +264,10 @@ Call::Call(const char* function, Needs needs) {
     error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+Call::~Call() {
+  if (lock.mutex() != nullptr) --state().running_calls;
+}
+
 // The functions of the driver: devices and contexts.
 
 CUresult cuInit(unsigned flags) {
@@ -255,6 +276,7 @@ CUresult cuInit(unsigned flags) {
   if (s.settings.devices == 0) return CUDA_ERROR_NO_DEVICE;
   if (std::exchange(s.is_initialised, true)) return CUDA_SUCCESS;
   initialised_by = getpid();
+  (void)std::atexit(end_driver);
   make_arenas();
   s.n_devices = s.settings.devices;
   for (int i = static_cast<int>(s.contexts.size()); i < s.n_devices; ++i) make_context(i);
@@ -429,6 +451,7 @@ void fake_cuda_reset() {
   s.physicals.clear();
   s.reserved.clear();
   s.failures.clear();
+  s.held_calls.clear();
   s.copy_to_fail = 0;
   s.counts.clear();
   s.log.clear();
@@ -449,6 +472,19 @@ int fake_cuda_fail(const char* function, uint64_t n, int error) {
   }
   state().failures.clear();
   return 0;
+}
+
+int fake_cuda_hold_calls(const char* function) {
+  std::lock_guard lock(state().lock);
+  if (!tenon::fake::is_exported(function)) return -1;
+  state().held_calls.insert(function);
+  return 0;
+}
+
+void fake_cuda_release_calls() {
+  std::lock_guard lock(state().lock);
+  state().held_calls.clear();
+  state().changed.notify_all();
 }
 
 void fake_cuda_fail_copy(uint64_t n, int error) {

@@ -123,7 +123,7 @@ struct Settings {
   size_t memory = size_t{1} << 30;
   uint64_t delay_us = 50, delay_calls = 0;
   int version = 12040;
-  bool pools = true, vmm = true, ipc = true, registers = true, verbose = false;
+  bool pools = true, vmm = true, ipc = true, registers = true, verbose = false, strict_end = false;
   std::set<std::string, std::less<>> missing;
 };
 
@@ -142,6 +142,9 @@ struct State {
   Settings settings;
   std::mt19937_64 random{1};
   std::vector<Failure> failures;
+  std::set<std::string, std::less<>> held_calls;  // functions
+  std::atomic<int> running_calls{0};
+  bool has_ended = false;  // with strict_end, in exit()
   uint64_t copy_to_fail = 0;
   CUresult copy_error = 0;
   std::map<std::string, uint64_t, std::less<>> counts;
@@ -173,6 +176,9 @@ class Call {
     kDestroy   // as kContext; goes on if the context has failed, and returns that error
   };
   Call(const char* function, Needs needs);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
 
   std::unique_lock<std::mutex> lock;
   CUresult error = CUDA_SUCCESS;

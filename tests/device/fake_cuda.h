@@ -27,6 +27,8 @@
  *   pools=1, vmm=1, ipc=1, register=1   0: the devices do not have the feature
  *   fail=NAME:N:ERROR  as fake_cuda_fail(); fail_copy=N:ERROR  as fake_cuda_fail_copy()
  *   verbose=1          problems that the driver finds go to stderr
+ *   strict_end=1       the driver ends in exit(), in a handler that cuInit registers. A call that runs then
+ *                      or begins later ends the process with the status 99
  *
  * Streams and events are handles of the driver API, as void*; results are CUresult. All functions may be
  * called by any thread.
@@ -55,6 +57,11 @@ FAKE_CUDA_API void fake_cuda_reset(void);
 FAKE_CUDA_API int fake_cuda_fail(const char* function, uint64_t n, int error);
 /* The n-th copy or memset that runs from now on fails with error, and with it the context of its stream. */
 FAKE_CUDA_API void fake_cuda_fail_copy(uint64_t n, int error);
+
+/* From now on calls of the exported function wait, after they were counted, until
+ * fake_cuda_release_calls(). Returns -1 for a name that is not exported. */
+FAKE_CUDA_API int fake_cuda_hold_calls(const char* function);
+FAKE_CUDA_API void fake_cuda_release_calls(void);
 
 /* A count by its name: the calls of an exported function ("cuMemcpyAsync"), "copies.K" and "bytes.K" of the
  * copies that have run, K of h2d, d2h, d2d, h2h, and "pageable" for those of them with pageable memory,
