@@ -5,6 +5,8 @@
 #include <array>
 #include <utility>
 
+#include "sync/part_index.h"
+
 namespace tenon::impl {
 namespace {
 
@@ -31,6 +33,14 @@ void unlink_from(T*& head, T* item) noexcept {
   if (item->next != nullptr) item->next->previous = item->previous;
 }
 
+// Of two parts of one queue.
+bool is_before(const RequestPart& a, const RequestPart& b) noexcept {
+  if (a.sequence != b.sequence) return a.sequence < b.sequence;
+  const RequestPart* e = a.next;
+  while (e != nullptr && e != &b && e->sequence == b.sequence) e = e->next;
+  return e == &b;
+}
+
 }  // namespace
 
 void Queue::link_behind(RequestPart* part, RequestPart* place) noexcept {
@@ -39,6 +49,34 @@ void Queue::link_behind(RequestPart* part, RequestPart* place) noexcept {
   (part->next != nullptr ? part->next->previous : tail_) = part;
   (place != nullptr ? place->next : head_) = part;
   part->is_queued = true;
+}
+
+void Queue::link_counted(RequestPart* part, RequestPart* place) noexcept {
+  link_behind(part, place);
+  if (index_ != nullptr) [[unlikely]]
+    add_to_index(part);
+}
+
+void Queue::make_index(size_t room) noexcept {
+  index_ = PartIndex::make(room);
+  for (RequestPart* e = index_ != nullptr ? head_ : nullptr; e != nullptr; e = e->next) index_->insert(e);
+}
+
+void Queue::add_to_index(RequestPart* part) noexcept {
+  if (!index_->is_full()) return index_->insert(part);
+  delete std::exchange(index_, nullptr);  // the next append makes a larger one
+}
+
+void Queue::remove_from_index(RequestPart* part) noexcept {
+  index_->erase(part);
+  if (index_->size() < kShort) delete std::exchange(index_, nullptr);
+}
+
+// Calls visit with each part that overlaps the extent, in no order. False: nothing was visited, because there
+// is no index or the extent covers most of the parts.
+template <class Visit>
+bool Queue::visit_near(const Extent& extent, Visit visit) const noexcept {
+  return is_counted_ && index_ != nullptr && index_->visit(extent, visit);
 }
 
 void Queue::unlink(RequestPart* part) noexcept {
@@ -82,9 +120,16 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
     note_traits(*part, ready);
   if (!is_counted_ && (!is_whole(*part) || part->waits_for_host || bound_views_ != 0)) begin_counting(ready);
   if (is_counted_) {
-    for (const RequestPart* e = head_; e != nullptr; e = e->next)
-      part->blockers += waits_for(*part, *e) ? 1 : 0;
-    link_behind(part, tail_);
+    if (index_ != nullptr) [[unlikely]] {
+      append_by_index(part);
+    } else {
+      size_t length = 0;
+      for (const RequestPart* e = head_; e != nullptr; e = e->next, ++length)
+        part->blockers += waits_for(*part, *e) ? 1 : 0;
+      link_behind(part, tail_);
+      if (length >= kLong) [[unlikely]]
+        make_index(2 * length);
+    }
     if (part->blockers != 0 || !views_allow(*part)) return false;
     mark_granted(part);
     return true;
@@ -97,6 +142,14 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   }
   if (first_waiting_ == nullptr) first_waiting_ = part;
   return false;
+}
+
+void Queue::append_by_index(RequestPart* part) noexcept {
+  const auto count = [part](const RequestPart* e) { part->blockers += waits_for(*part, *e) ? 1 : 0; };
+  if (!index_->visit(part->extent, count)) {
+    for (const RequestPart* e = head_; e != nullptr; e = e->next) count(e);
+  }
+  link_counted(part, tail_);
 }
 
 // Of a part that is put in.
@@ -119,7 +172,7 @@ bool Queue::insert_before(RequestPart* part, RequestPart* place) noexcept {
   for (RequestPart* e = place; e != nullptr; e = e->next) {
     if (waits_for(*part, *e)) ++(e->is_granted ? part : e)->blockers;
   }
-  link_behind(part, place->previous);
+  link_counted(part, place->previous);
   if (part->blockers != 0 || !views_allow(*part)) return false;
   mark_granted(part);
   return true;
@@ -134,9 +187,12 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
   part->sequence = under->sequence;
   part->blockers = 0;
   if (!is_counted_ && !is_whole(*part)) begin_counting(ready);
-  link_behind(part, under);
+  if (!is_counted_) {
+    link_behind(part, under);
+    return mark_granted(part);
+  }
+  link_counted(part, under);
   mark_granted(part);
-  if (!is_counted_) return;
   for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
     if (!e->is_granted && conflicts(*part, *e)) ++e->blockers;
   }
@@ -145,14 +201,20 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
 bool Queue::remove(RequestPart* part, ReadyList* ready) noexcept {
   RequestPart* const next = part->next;
   unlink(part);
+  if (is_counted_ && index_ != nullptr) [[unlikely]]
+    remove_from_index(part);
   if (part->holds_memory) uncount_holder();
   if (part->waits_for_host) note_kept(-1);
   if (part->is_ahead) --ahead_;
   if (part->request->is_for_view()) --view_requests_;
   const Moved moved = part->views != nullptr ? move_views_to_host(part) : Moved{};
   if (is_counted_) {
-    grant_behind(*part, next, ready);
-    if (head_ == nullptr) is_counted_ = false;
+    if (index_ == nullptr || !grant_behind_by_index(*part, ready)) [[likely]]
+      grant_behind(*part, next, ready);
+    if (head_ == nullptr) {
+      is_counted_ = false;
+      first_waiting_ = nullptr;
+    }
   } else {
     if (part->is_granted) {
       --(part->access == Access::kWrite ? active_writers_ : active_readers_);
@@ -176,10 +238,36 @@ void Queue::grant_behind(const RequestPart& removed, RequestPart* next, ReadyLis
   }
 }
 
+bool Queue::grant_behind_by_index(const RequestPart& removed, ReadyList* ready) noexcept {
+  return grant_by_index(removed, ready, [&](const RequestPart& e) { return waits_for(e, removed); });
+}
+
+// `part` is not in the way any more of the waiting parts behind it for which the condition holds. False:
+// nothing was done. All waiting parts were appended, so they differ in their sequence numbers.
+template <class Condition>
+bool Queue::grant_by_index(const RequestPart& part, ReadyList* ready, Condition condition) noexcept {
+  if (ahead_ != 0) return false;
+  std::vector<RequestPart*>& found = index_->found();
+  const auto take = [&](RequestPart* e) {
+    if (e->is_granted || e->sequence < part.sequence || !condition(*e)) return;
+    if (--e->blockers == 0 && views_allow(*e)) found.push_back(e);
+  };
+  if (!index_->visit(part.extent, take)) return false;
+  std::sort(found.begin(), found.end(),
+            [](const RequestPart* a, const RequestPart* b) { return a->sequence < b->sequence; });
+  for (RequestPart* e : found) grant(e, ready);
+  return true;
+}
+
 void Queue::mark_submitted(RequestPart* part, ReadyList* ready) noexcept {
-  for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
-    if (e->is_granted || !e->request->is_on_stream() || e->is_for_host || !conflicts(*part, *e)) continue;
-    if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
+  const auto waits_no_more = [part](const RequestPart& e) {
+    return e.request->is_on_stream() && !e.is_for_host && conflicts(*part, e);
+  };
+  if (index_ == nullptr || !grant_by_index(*part, ready, waits_no_more)) {
+    for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
+      if (e->is_granted || !waits_no_more(*e)) continue;
+      if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
+    }
   }
   part->is_submitted = true;
 }
@@ -193,7 +281,7 @@ void Queue::insert_submitted(RequestPart* part, ReadyList* ready) noexcept {
   part->sequence = 0;
   part->blockers = 0;
   part->is_submitted = true;
-  link_behind(part, nullptr);
+  link_counted(part, nullptr);
   mark_granted(part);
   for (RequestPart* e = part->next; e != nullptr; e = e->next) {
     if (!e->is_granted && waits_for(*e, *part)) ++e->blockers;
@@ -212,7 +300,7 @@ void Queue::advance(ReadyList* ready) noexcept {
 // memory was bridged with other memory.
 void Queue::begin_counting(ReadyList* ready) noexcept {
   is_counted_ = true;
-  first_waiting_ = nullptr;
+  index_ = nullptr;
   active_readers_ = active_writers_ = 0;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted) continue;
@@ -254,10 +342,19 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
 // From the last granted part: parts that act under a part are behind it, and a program with many leases uses
 // the last one most.
 RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
-  RequestPart* weaker = nullptr;
+  const auto may_act_under = [&extent](const RequestPart& e) {
+    return e.is_granted && !e.needs_grant && e.extent.overlaps(extent) && is_own(*e.request);
+  };
+  RequestPart *last = nullptr, *weaker = nullptr;
+  const auto take = [&](RequestPart* e) {
+    if (!may_act_under(*e)) return;
+    RequestPart*& best = allows(*e, extent, access) ? last : weaker;
+    if (best == nullptr || is_before(*best, *e)) best = e;
+  };
+  if (visit_near(extent, take)) return last != nullptr ? last : weaker;
   RequestPart* e = !is_counted_ && first_waiting_ != nullptr ? first_waiting_->previous : tail_;
   for (; e != nullptr; e = e->previous) {
-    if (!e->is_granted || e->needs_grant || !e->extent.overlaps(extent) || !is_own(*e->request)) continue;
+    if (!may_act_under(*e)) continue;
     if (allows(*e, extent, access)) return e;
     if (weaker == nullptr) weaker = e;
   }
@@ -428,16 +525,28 @@ RequestPart* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
   return nullptr;
 }
 
-RequestPart* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
+// The first part on these bytes for which the condition holds.
+template <class Condition>
+RequestPart* Queue::first_near(const Extent& extent, Condition condition) const noexcept {
+  RequestPart* first = nullptr;
+  const auto take = [&](RequestPart* e) {
+    if ((first == nullptr || is_before(*e, *first)) && condition(*e)) first = e;
+  };
+  if (visit_near(extent, take)) return first;
   RequestPart* e = head_;
-  while (e != nullptr && !in_conflict(access, extent, e->access, e->extent)) e = e->next;
+  while (e != nullptr && !condition(*e)) e = e->next;
   return e;
 }
 
+RequestPart* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
+  return first_near(extent,
+                    [&](const RequestPart& e) { return in_conflict(access, extent, e.access, e.extent); });
+}
+
 RequestPart* Queue::first_unsubmitted_conflict(Access access, const Extent& extent) const noexcept {
-  RequestPart* e = head_;
-  while (e != nullptr && (e->is_submitted || !in_conflict(access, extent, e->access, e->extent))) e = e->next;
-  return e;
+  return first_near(extent, [&](const RequestPart& e) {
+    return !e.is_submitted && in_conflict(access, extent, e.access, e.extent);
+  });
 }
 
 void Queue::add_view(View* view, RequestPart* under) noexcept {

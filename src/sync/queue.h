@@ -7,7 +7,7 @@
 // The queue has two modes. While every part covers all of the memory, the granted parts are at the front, and
 // three words tell which part may be granted next. The first part that covers only some of the memory, that
 // must wait for views, or whose work is on a stream, makes the queue counted until it is empty: each part
-// then counts the parts that it waits for.
+// then counts the parts that it waits for. A long counted queue has an index of its parts by their bytes.
 //
 // A part whose work has been submitted to a stream does not keep other parts of such work from being granted,
 // because their stream waits for its event. All other parts wait until it has left the queue.
@@ -28,6 +28,7 @@
 namespace tenon::impl {
 
 class Gate;
+class PartIndex;
 
 // Bytes that an op failed to write. Owned by its queue.
 struct FailedRange {
@@ -42,8 +43,9 @@ struct QueueBase {
   QueueLock lock;
 };
 
-// Threads: the lock guards everything that is not marked as shared. No function waits, allocates or calls
-// other code: requests that become ready are put on the caller's list.
+// Threads: the lock guards everything that is not marked as shared. No function waits or calls other code:
+// requests that become ready are put on the caller's list. Only append() may allocate, for the index; without
+// memory the queue has none.
 // Invariants: among unfinished parts that conflict, only the first is granted, except for parts that act
 // under another part of the same actor and for work on streams behind submitted parts; a waiting part waits
 // for an earlier part or for the host.
@@ -215,12 +217,26 @@ class Queue : public QueueBase {
   bool heeds_bound_views(const RequestPart& part) const noexcept;
   bool is_kept(const RequestPart& part, Actor actor, bool is_host) const noexcept;
   void link_behind(RequestPart* part, RequestPart* place) noexcept;
+  // In a counted queue.
+  void link_counted(RequestPart* part, RequestPart* place) noexcept;
   void unlink(RequestPart* part) noexcept;
   void mark_granted(RequestPart* part) noexcept;
   void grant(RequestPart* part, ReadyList* ready) noexcept;
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
   void grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept;
+  // With the index, which exists.
+  [[gnu::noinline]] void append_by_index(RequestPart* part) noexcept;
+  [[gnu::noinline]] bool grant_behind_by_index(const RequestPart& removed, ReadyList* ready) noexcept;
+  template <class Condition>
+  bool grant_by_index(const RequestPart& part, ReadyList* ready, Condition condition) noexcept;
+  [[gnu::noinline]] void add_to_index(RequestPart* part) noexcept;
+  [[gnu::noinline]] void remove_from_index(RequestPart* part) noexcept;
+  [[gnu::noinline]] void make_index(size_t room) noexcept;
+  template <class Visit>
+  bool visit_near(const Extent& extent, Visit visit) const noexcept;
+  template <class Condition>
+  RequestPart* first_near(const Extent& extent, Condition condition) const noexcept;
   // What happened to the views under a part that ends: whether some became views of the host, and whether a
   // part waits for one of these.
   struct Moved {
@@ -250,8 +266,13 @@ class Queue : public QueueBase {
   uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   bool is_counted_ = false;
   Memory memory_ = Memory::kHost;
+  static constexpr size_t kLong = 64;   // an append that visits so many parts makes the index
+  static constexpr size_t kShort = 16;  // with fewer parts it is dropped
+  union {
+    RequestPart* first_waiting_ = nullptr;  // while the queue is not counted
+    PartIndex* index_;                      // while it is counted; null: none
+  };
   // Used only while the queue is not counted.
-  RequestPart* first_waiting_ = nullptr;
   uint32_t active_readers_ = 0;
   uint32_t active_writers_ = 0;
 

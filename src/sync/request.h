@@ -50,6 +50,7 @@ struct RequestPart {
   Extent extent;
   Access access = Access::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read: heals earlier failures
+  bool is_for_host = false;   // of a request on a stream: the host uses these bytes, so no event suffices
 
   // In a gated queue: it has no grant yet, so that nothing may act under it. Guarded by the lock of the
   // queue.
@@ -68,8 +69,8 @@ struct RequestPart {
   bool is_ahead = false;        // it was inserted before earlier parts (Queue::insert_before)
   bool holds_memory = false;    // of an op, on memory that is not small
   bool is_submitted = false;    // its work is on a stream and ends with the event of the request
-  bool is_for_host = false;     // of a request on a stream: the host uses these bytes, so no event suffices
-  uint32_t blockers = 0;  // in a counted queue: parts that conflict and are earlier, or later and granted
+  uint32_t blockers = 0;     // in a counted queue: parts that conflict and are earlier, or later and granted
+  uint32_t index_place = 0;  // in a queue with an index
   Request* request = nullptr;
   Queue* queue = nullptr;
   // Its neighbours in the queue. Before it is linked: the parts before and behind which it will be inserted.
