@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -200,10 +201,21 @@ nb::list holders(const Array& array) {
   }
   found.resize(static_cast<size_t>(n));
   static constexpr const char* kKinds[] = {"view", "op", "lease", "call", "process"};
+  // Most rows have the same texts as the row before.
+  struct Column {
+    const char* text = nullptr;
+    nb::object value;
+    const nb::object& of(const char* next) {
+      if (text == nullptr || std::strcmp(text, next) != 0) value = nb::str(next);
+      text = next;
+      return value;
+    }
+  } kind, mode, name, site;
   nb::list result;
   for (const tenon_holder& h : found) {
-    result.append(nb::make_tuple(kKinds[h.kind], h.access == TENON_WRITE ? "w" : "r", h.is_granted != 0,
-                                 h.thread, static_cast<double>(h.age_ns) * 1e-9, h.name, h.site));
+    result.append(nb::make_tuple(kind.of(kKinds[h.kind]), mode.of(h.access == TENON_WRITE ? "w" : "r"),
+                                 h.is_granted != 0, h.thread, static_cast<double>(h.age_ns) * 1e-9,
+                                 name.of(h.name), site.of(h.site)));
   }
   return result;
 }
