@@ -102,7 +102,8 @@ Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffe
   if (adoption.strides != nullptr) {
     layout.strides = {adoption.strides, layout.shape.size()};
   } else {
-    buffer = c_strides(layout.shape);
+    fill_c_strides(layout.shape, buffer.values.data());
+    buffer.count = adoption.ndim;
     layout.strides = buffer.dims();
   }
   if (*size > 0) check_data(layout);
