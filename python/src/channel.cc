@@ -97,7 +97,8 @@ class NativeItem {
   }
   void release() noexcept {
     const owners::Collector collector;
-    arrays_.clear();
+    // Empty before they go: a callback of a weak reference to one of them may ask for a field.
+    std::exchange(arrays_, {}).clear();
     tenon_item_release(std::exchange(item_, nullptr));
   }
 

@@ -81,11 +81,10 @@ nb::object move_to_numpy(const Array& array) {
   return result;
 }
 
+std::atomic<bool> may_have_second_queues{false};
+
 }  // namespace
 
-namespace {
-std::atomic<bool> may_have_second_queues{false};
-}
 void note_second_queue() noexcept { may_have_second_queues.store(true, std::memory_order_relaxed); }
 
 bool has_moved_memory(PyObject* numpy_array) noexcept {

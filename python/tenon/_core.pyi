@@ -344,8 +344,9 @@ class NDArray:
         Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot say that an
         array is read-only: for such an array that is a BufferError, unless ``copy=True``.
 
-        For memory on a device, ``stream`` is the consumer's: work on it that follows runs after what was submitted to the
-        array before. None and 1: the legacy default stream; 2: that of the thread; -1: no order; else a handle.
+        For memory on a device and managed memory, ``stream`` is the consumer's: work on it that follows runs
+        after what was submitted to the array before. None (on a device) and 1: the legacy default stream; 2: that
+        of the thread; -1: no order; else a handle.
 
         Raises
         ------

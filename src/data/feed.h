@@ -18,6 +18,7 @@
 
 #include "base/fork_mark.h"
 #include "base/ref.h"
+#include "base/timed_mutex.h"
 #include "data/batch.h"
 #include "data/device_batches.h"
 #include "data/schema.h"
@@ -114,7 +115,7 @@ class Feed {
   // Shared: plain counters.
   std::atomic<uint64_t> batches_{0}, nbytes_{0}, copied_{0};
 
-  std::timed_mutex taking_;  // held in next_on_device(), so that batches come in order; before staging_
+  TimedMutex taking_;  // held in next_on_device(), so that batches come in order; before staging_
   // device_ is not null: for feeds on the host and for forked children, which do not lock staging_.
   std::atomic<bool> is_on_device_{false};
   std::mutex staging_;  // for short sections: taking_ may be held as long as a batch takes

@@ -178,12 +178,8 @@ void Feed::check_copied(const Copied& copied) {
 
 bool Feed::next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>& batch) {
   const Deadline deadline(timeout_ns);
-  std::unique_lock taking(taking_, std::defer_lock);
-  if (deadline.is_never()) {
-    taking.lock();
-  } else if (!taking.try_lock_for(std::chrono::nanoseconds(timeout_ns))) {
-    return false;
-  }
+  if (!taking_.lock_within(timeout_ns)) return false;
+  const std::unique_lock taking(taking_, std::adopt_lock);
   std::optional<Copied> copied = take_copied(device);
   if (!copied) {
     DeviceBatches::Room room;

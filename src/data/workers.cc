@@ -710,13 +710,9 @@ bool Workers::fill_inline(bool* needs_slot) {
 }
 
 void Workers::leave_inline(int64_t timeout_ns) {
-  std::unique_lock lock(inline_, std::defer_lock);
-  if (timeout_ns < 0) {
-    lock.lock();
-  } else {
-    (void)lock.try_lock_for(std::chrono::nanoseconds(timeout_ns));
-  }
-  if (lock && !std::exchange(has_left_inline_, true)) leave();
+  if (!inline_.lock_within(timeout_ns)) return;
+  const std::unique_lock lock(inline_, std::adopt_lock);
+  if (!std::exchange(has_left_inline_, true)) leave();
 }
 
 void Workers::leave() noexcept {

@@ -17,6 +17,7 @@
 
 #include "base/ref.h"
 #include "base/spin_budget.h"
+#include "base/timed_mutex.h"
 #include "base/trace.h"
 #include "data/fill_times.h"
 #include "data/schema.h"
@@ -177,7 +178,7 @@ class Workers {
   std::vector<KnownState> known_;  // by worker
   std::vector<FillLoop> loops_;
 
-  std::timed_mutex inline_;       // held by the consumer that fills
+  TimedMutex inline_;       // held by the consumer that fills
   bool has_left_inline_ = false;  // guarded by inline_
 
   std::string lost_;  // why a worker has no thread; used in give_up_hung() only

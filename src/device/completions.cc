@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -46,7 +46,7 @@ bool Completions::start() noexcept {
   try {
     const BlockedSignals blocked;
     std::thread([this] { run(); }).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     return false;
   }
   return true;

@@ -166,7 +166,7 @@ class Device {
 };
 
 // While one lives, exit() of the process does not come to the end of the driver, but waits at most a second.
-// For the threads of Tenon, which may call the driver while another thread is in exit(). Requires that a
+// For calls of the driver that may come while another thread is in exit(). Requires that a
 // device is open. Threads: any.
 class BeforeExit {
  public:

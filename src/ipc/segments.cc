@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -171,16 +170,17 @@ void Segments::end_memory_beside() noexcept {
       nudge();  // what could not be closed is tried again
     }).detach();
     ends_memory_beside_ = true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     // The next sweep tries again.
   }
 }
 
 void Segments::end_memory(std::unique_lock<std::mutex>& locked) noexcept {
-  if (!open_.has_ending()) return;
-  const device::BeforeExit before;
-  if (!before) return;  // it ends with the process
-  while (Segment* const segment = open_.next_ending()) {
+  while (open_.has_ending()) {
+    const device::BeforeExit before;
+    if (!before) return;  // it ends with the process
+    Segment* const segment = open_.next_ending();
+    if (segment == nullptr) return;
     const SegmentId id = segment->header().id;
     std::unique_ptr<device::SharedMemory> memory = segment->take_memory();
     locked.unlock();

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,11 +13,8 @@
 #include "base/error.h"
 #include "base/os.h"
 #include "base/spin_budget.h"
+#include "base/timed_mutex.h"
 #include "sync/waiter.h"
-
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
 
 namespace tenon::impl {
 namespace {
@@ -39,34 +35,6 @@ uint32_t holder_of(pthread_mutex_t& mutex) {
     return static_cast<uint32_t>(std::strtoul(line.c_str() + wanted.size(), nullptr, 10));
   }
   return 0;
-}
-
-// glibc before 2.30 has no lock with a limit on the clock that now_ns() reads. If the time of day is set, one
-// slice of a wait is then shorter or longer.
-#if !__GLIBC_PREREQ(2, 30)
-int pthread_mutex_clocklock(pthread_mutex_t* mutex, clockid_t, const timespec* until) {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  int64_t until_ns = until->tv_sec * int64_t{1'000'000'000} + until->tv_nsec - now_ns();
-  until_ns += now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
-  const timespec time{static_cast<time_t>(until_ns / 1'000'000'000),
-                      static_cast<long>(until_ns % 1'000'000'000)};
-  return pthread_mutex_timedlock(mutex, &time);
-}
-#endif
-
-// pthread_mutex_lock with a deadline on the clock of now_ns().
-int lock_until(pthread_mutex_t& mutex, int64_t until_ns) {
-  const timespec time{static_cast<time_t>(until_ns / 1'000'000'000),
-                      static_cast<long>(until_ns % 1'000'000'000)};
-  const int result = pthread_mutex_clocklock(&mutex, CLOCK_MONOTONIC, &time);
-#if defined(__SANITIZE_THREAD__)  // TSan of g++ 12 does not intercept this function
-  if (result == 0 || result == EOWNERDEAD) {
-    __tsan_mutex_pre_lock(&mutex, __tsan_mutex_try_lock);
-    __tsan_mutex_post_lock(&mutex, __tsan_mutex_try_lock, 1);
-  }
-#endif
-  return result;
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ class Model {
     if (is_ahead && place != uses_.end() && place->part.blockers != 0) {
       const Place use = make(place);
       if (random_() % 2 == 0) use->part.extent = place->part.extent;
-      take_note(use, queue_.insert_before(&use->part, &place->part));
+      take_note(use, queue_.insert_before(&use->part, &place->part, &ready_));
       if (random_() % 2 == 0) remove(use);  // often the only one of its kind
     } else if (kind == 0) {
       const Place use = make(uses_.begin());

@@ -158,7 +158,8 @@ void Queue::note_traits(const RequestPart& part, ReadyList* ready) noexcept {
   if (part.request->is_on_stream() && !is_counted_) begin_counting(ready);
 }
 
-bool Queue::insert_before(RequestPart* part, RequestPart* place) noexcept {
+bool Queue::insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept {
+  if (!is_counted_) begin_counting(ready);
   part->queue = this;
   part->views = nullptr;
   part->holds_memory = false;
@@ -263,7 +264,7 @@ void Queue::mark_submitted(RequestPart* part, ReadyList* ready) noexcept {
   const auto waits_no_more = [part](const RequestPart& e) {
     return e.request->is_on_stream() && !e.is_for_host && conflicts(*part, e);
   };
-  if (index_ == nullptr || !grant_by_index(*part, ready, waits_no_more)) {
+  if (!is_counted_ || index_ == nullptr || !grant_by_index(*part, ready, waits_no_more)) {
     for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
       if (e->is_granted || !waits_no_more(*e)) continue;
       if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
@@ -525,7 +526,7 @@ RequestPart* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
   return nullptr;
 }
 
-// The first part on these bytes for which the condition holds.
+// The first part on these bytes for which the condition holds. With the index, it visits all parts there.
 template <class Condition>
 RequestPart* Queue::first_near(const Extent& extent, Condition condition) const noexcept {
   RequestPart* first = nullptr;

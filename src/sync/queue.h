@@ -91,7 +91,7 @@ class Queue : public QueueBase {
   // Appends a part. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
   // Inserts a part before one that waits for views. True if it is granted.
-  bool insert_before(RequestPart* part, RequestPart* place) noexcept;
+  bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;
   // Inserts a granted part right behind the part under which it acts.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
   // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under

@@ -267,7 +267,7 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
       ++granted;
     } else if (e.previous == nullptr) {
       const bool is_granted =
-          e.next != nullptr ? e.queue->insert_before(&e, e.next) : e.queue->append(&e, &ready);
+          e.next != nullptr ? e.queue->insert_before(&e, e.next, &ready) : e.queue->append(&e, &ready);
       granted += is_granted ? 1 : 0;
     } else {
       // A call under a lease without an owner may outlive it, because another thread may release the lease.

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -352,3 +353,15 @@ def test_fields_of_an_item_are_the_same_array_each_time_and_none_after_its_end()
         received = channel.recv()
         assert received.x is received.x is received["x"] and received.x is not received.y
         assert (type(item).__name__, isinstance(item, type(channel.loan(0)))) == ("Loan", True)
+
+
+def test_a_field_may_be_asked_for_while_the_item_lets_go_of_it():
+    with tn.Channel({"x": ("f4", (4,))}) as channel:
+        with channel.loan() as item:
+            item.x[...] = 1
+        received, again = channel.recv(), []
+        reference = weakref.ref(received.x, lambda _: again.append(received.x))
+        received.release()
+        assert reference() is None and again[0].tolist() == [1] * 4
+        kept = [tn.zeros(4) for _ in range(10)]  # in memory that was freed
+        assert again[0].tolist() == [1] * 4 and sum(map(sum, kept)) == 0
