@@ -184,7 +184,8 @@ Array import_by_table(nb::handle object, const Exchange& exchange, bool may_copy
 }
 
 // The stream for memory of this object on a device, or managed memory. None for other memory of the host, for
-// a device that cannot be used here, and if the object does not tell its device: the import checks the tensor.
+// a device that cannot be used here, and if the object does not tell its device; the import checks the
+// tensor.
 nb::object stream_for(nb::handle object) {
   static Name name("__dlpack_device__");
   const nb::object device = nb::steal(PyObject_CallMethodObjArgs(object.ptr(), name.get(), nullptr));

@@ -178,7 +178,7 @@ class Workers {
   std::vector<KnownState> known_;  // by worker
   std::vector<FillLoop> loops_;
 
-  TimedMutex inline_;       // held by the consumer that fills
+  TimedMutex inline_;             // held by the consumer that fills
   bool has_left_inline_ = false;  // guarded by inline_
 
   std::string lost_;  // why a worker has no thread; used in give_up_hung() only
