@@ -100,6 +100,26 @@ int32_t device_count() {
   return count;
 }
 
+// Memory of the host that is pinned where it lies, until release() or the end of the object.
+class Registration {
+ public:
+  explicit Registration(const Array& array) {
+    const nb::gil_scoped_release released;
+    call(tenon_array_register, array.get(), &registration_);
+  }
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+  ~Registration() { release(); }
+
+  void release() noexcept {
+    const nb::gil_scoped_release released;
+    tenon_registration_release(std::exchange(registration_, nullptr));
+  }
+
+ private:
+  tenon_registration* registration_ = nullptr;
+};
+
 nb::dict device_statistics() {
   tenon_device_statistics now{};
   now.struct_size = sizeof now;
@@ -249,6 +269,9 @@ void add_devices(nb::module_& module) {
       nb::sig("def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray"));
   module.def("push_copy", push_copy, nb::arg("source"), nb::arg("destination"), nb::arg("name"),
              nb::arg("on_conflict"));
+  nb::class_<Registration>(module, "NativeRegistration", "Memory of the host that is pinned where it lies.")
+      .def(nb::init<const Array&>(), nb::arg("array"))
+      .def("release", &Registration::release);
   module.def("device_count", device_count,
              "The number of CUDA devices that this process sees.\n\n"
              "Raises\n------\nFileNotFoundError\n    There is no CUDA driver.\n");

@@ -31,6 +31,7 @@ from ._array.creation import (
     full_like,
     ones,
     ones_like,
+    pinned,
     zeros,
     zeros_like,
 )
@@ -211,6 +212,7 @@ __all__ = [
     "ones_like",
     "out",
     "overwrite",
+    "pinned",
     "plugin",
     "push",
     "read",

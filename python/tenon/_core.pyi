@@ -897,6 +897,13 @@ def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray: ...
 
 def push_copy(source: NDArray, destination: NDArray, name: str, on_conflict: int) -> NativeOp: ...
 
+class NativeRegistration:
+    """Memory of the host that is pinned where it lies."""
+
+    def __init__(self, array: NDArray) -> None: ...
+
+    def release(self) -> None: ...
+
 def device_count() -> int:
     """
     The number of CUDA devices that this process sees.

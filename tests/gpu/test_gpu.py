@@ -130,6 +130,16 @@ def test_another_process_waits_for_a_delayed_kernel(torch, delayed):
             assert pool.apply(float, (a[N - 1],)) == k
 
 
+def test_a_shared_array_is_pinned_where_it_lies():
+    a, there = tn.full(N, 5, "i4"), tn.empty(N, "i4", "cuda:0")
+    for host in (a, tn.zeros(N, "i4", shared=True)):
+        with tn.pinned(host):
+            assert _core.device_statistics()["registered_nbytes"] >= 4 * N
+            tn.push(tn.copy, host, tn.out(there))
+        assert _core.device_statistics()["registered_nbytes"] == 0
+        assert there.tolist() == host.tolist()
+
+
 def test_memory_that_does_not_fit_is_an_error():
     with pytest.raises(MemoryError, match="cuda:0"):
         tn.zeros(1 << 44, "u1", device="cuda")

@@ -398,6 +398,43 @@ def test_streams_that_the_protocol_does_not_know_are_refused(stream):
     )
 
 
+def test_memory_of_the_host_is_pinned_where_it_lies_and_stays_shared():
+    run(
+        """
+        def registered():
+            return _core.device_statistics()["registered_nbytes"]
+        on_device = tn.zeros(3000, "i4", "cuda")
+        for a in (tn.full(3000, 5, "i4"), tn.zeros(3000, "i4", shared=True)):
+            address = a.data_ptr
+            with tn.pinned(a, a[10:20]):                  # its memory is pinned once
+                assert registered() >= 12000 and a.data_ptr == address
+                driver.fake_cuda_reset_counts()
+                op = tn.push(tn.copy, a, tn.out(on_device))
+            assert op.done() and registered() == 0
+            assert driver.fake_cuda_count(b"pageable") == 0 and driver.fake_cuda_count(b"copies.h2d") > 0
+            assert on_device.tolist() == a.tolist()
+        a = tn.zeros(8)
+        try:
+            with tn.pinned(a):
+                raise KeyError("mine")
+        except KeyError:
+            assert registered() == 0
+        for wrong in (on_device, tn.zeros(0)):
+            try:
+                with tn.pinned(a, wrong):
+                    raise AssertionError(wrong)
+            except ValueError as error:
+                assert "cannot be pinned" in str(error) and registered() == 0
+        assert driver.fake_cuda_fail(b"cuMemHostRegister_v2", ctypes.c_uint64(0), 801) == 0
+        try:
+            with tn.pinned(a):
+                raise AssertionError
+        except OSError as error:
+            assert "801" in str(error) or "NOT_SUPPORTED" in str(error), error
+        """
+    )
+
+
 def test_managed_memory_is_ordered_with_the_streams_of_producer_and_consumer():
     run(
         """

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from _ctypes import CFuncPtr
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -241,3 +242,33 @@ def from_pointer(
         is_native = isinstance(deleter, CFuncPtr)
         last_call = partial(deleter, ctypes.c_void_p(address) if is_native else address)
     return _core.from_pointer(address, shape, dtype, strides, owner, last_call, readonly)
+
+
+@contextlib.contextmanager
+def pinned(*arrays: NDArray) -> Iterator[None]:
+    """Pins the memory of arrays on the host where it lies, during a ``with`` block, without a copy. Copies
+    between it and a device then run beside other work at the full speed of the bus. Memory of shared arrays
+    stays shared; it is pinned in this process only.
+
+    The end of the block waits for the ops and copies of Tenon that use the arrays. Before it, synchronize
+    with the streams on which a framework copies from or to them.
+
+    Parameters
+    ----------
+    arrays : NDArray
+        All of the memory is pinned of which an array is a part. Memory may be pinned several times.
+
+    Raises
+    ------
+    ValueError
+        An array is on a device, or has no bytes.
+    OSError
+        The driver refuses to pin the memory. The message has its reason.
+    FileNotFoundError
+        There is no CUDA driver.
+    """
+    with contextlib.ExitStack() as stack:
+        for array in arrays:
+            stack.callback(_core.NativeRegistration(array).release)
+            stack.callback(array.wait_to_write)
+        yield
