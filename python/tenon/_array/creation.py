@@ -250,8 +250,9 @@ def pinned(*arrays: NDArray) -> Iterator[None]:
     between it and a device then run beside other work at the full speed of the bus. Memory of shared arrays
     stays shared; it is pinned in this process only.
 
-    The end of the block waits for the ops and copies of Tenon that use the arrays. Before it, synchronize
-    with the streams on which a framework copies from or to them.
+    The end of the block waits for the ops and copies of Tenon that use the arrays. If Ctrl-C interrupts that
+    wait, the memory is unpinned at once: call `waitall` before such a block ends. Before the end, synchronize
+    with the streams on which a framework copies from or to the arrays.
 
     Parameters
     ----------
