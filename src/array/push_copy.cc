@@ -78,6 +78,8 @@ void CopyWork::run(void* context, Op* op) {
   try {
     if (!self->first && (self->between || !self->second)) self->run_on_host();
     if (!self->second) return op->complete();
+    const device::BeforeExit before_exit;
+    if (!before_exit) throw_error(Code::kSystem, "the process is in exit(): no copy is submitted any more");
     Device& device = self->second->device();
     const device::Stream stream = device.stream(self->second->lane());
     Events events;

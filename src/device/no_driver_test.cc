@@ -101,5 +101,43 @@ TEST(NoDriver, AProcessEndsWhileItsWorkIsNotDone) {
   EXPECT_EQ(0, status);
 }
 
+// Of the child, for its handler.
+tenon_lease held = TENON_LEASE_INIT;
+tenon_op* waiting = nullptr;
+
+// exit() calls it after the end of the driver.
+void let_the_copy_run() {
+  (void)tenon_lease_release(&held);
+  tenon_error e = TENON_ERROR_INIT;
+  const tenon_status status = tenon_op_wait(waiting, 60'000'000'000, &e);
+  const bool is_refused = status == TENON_ERR_OP && std::strstr(e.message, "the process is in exit()");
+  _exit(is_refused ? 0 : 1);
+}
+
+TEST(NoDriver, ACopyThatBecomesReadyInExitFails) {
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
+    setenv("TENON_FAKE_CUDA", "devices=1,strict_end=1", 1);
+    alarm(60);
+    std::atexit(let_the_copy_run);
+    const int64_t n = 1000;
+    tenon_array* a = nullptr;
+    tenon_array* b = nullptr;
+    tenon_lease_options options{};
+    options.struct_size = sizeof options;
+    options.access = TENON_WRITE;
+    options.timeout_ns = -1;
+    if (tenon_array_create(kInt32, 1, &n, kCpu, TENON_ZEROED, &a, nullptr) != TENON_OK) _exit(2);
+    if (tenon_array_create(kInt32, 1, &n, kCuda, TENON_ZEROED, &b, nullptr) != TENON_OK) _exit(3);
+    if (tenon_lease_acquire(&held, a, &options, nullptr) != TENON_OK) _exit(4);
+    if (tenon_push_copy(a, b, nullptr, &waiting, nullptr) != TENON_OK) _exit(5);
+    std::exit(6);
+  }
+  int status = 0;
+  ASSERT_EQ(child, waitpid(child, &status, 0));
+  EXPECT_EQ(0, status);
+}
+
 }  // namespace
 }  // namespace tenon::impl
