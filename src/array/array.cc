@@ -27,6 +27,11 @@ uint32_t bits_in_memory(DType dtype, uint32_t flags) {
   return itemsize == 0 ? dtype.element_bits() : itemsize * 8;
 }
 
+// The bytes of elements without gaps.
+uint64_t packed_nbytes(int64_t size, DType dtype, uint32_t flags) {
+  return (static_cast<uint64_t>(size) * bits_in_memory(dtype, flags) + 7) / 8;
+}
+
 void check_device(tenon_device device) {
   switch (device.type) {
     case TENON_CUDA:
@@ -42,6 +47,13 @@ void check_device(tenon_device device) {
   }
 }
 
+// "shape (2, 3) with strides (3, 1)".
+std::string layout_text(const Layout& layout) {
+  const DimBuffer c_order = c_strides(layout.shape);
+  const Dims strides = layout.is_in_c_order() ? c_order.dims() : layout.strides;
+  return concat("shape ", shape_text(layout.shape), " with strides ", shape_text(strides));
+}
+
 // The range of span bytes that begins low bytes from element 0. Fails if it would leave the address space,
 // because it could not be compared with other ranges. No memory is at address 0.
 Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
@@ -50,8 +62,8 @@ Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
   uintptr_t end = 0;
   const bool leaves = __builtin_add_overflow(data, low, &begin) || __builtin_add_overflow(begin, span, &end);
   if (leaves || (begin == 0 && span != 0)) {
-    throw_error(Code::kValue, "shape ", shape_text(layout.shape), " with strides ",
-                shape_text(layout.strides), " leaves the address space from ", address_text(layout.data));
+    throw_error(Code::kValue, layout_text(layout), " leaves the address space from ",
+                address_text(layout.data));
   }
   return {layout.data + low, span};
 }
@@ -59,9 +71,8 @@ Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
 // The bytes that the elements of a valid layout touch.
 Bytes touched(const Layout& layout, int64_t size) {
   const uint32_t itemsize = itemsize_of(layout.dtype, layout.flags);
-  if (itemsize == 0) {
-    const auto bits = static_cast<uint64_t>(size) * layout.dtype.element_bits();
-    return checked_bytes(layout, 0, (bits + 7) / 8);
+  if (layout.is_in_c_order() || itemsize == 0) {
+    return checked_bytes(layout, 0, packed_nbytes(size, layout.dtype, layout.flags));
   }
   const Reach r = reach(layout.shape, layout.strides);
   int64_t low = 0;
@@ -88,8 +99,8 @@ void check_data(const Layout& layout) {
   }
 }
 
-// The checked layout of an adoption. If it has no strides, buffer gets those of C order.
-Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffer) {
+// The checked layout of an adoption, and the number of its elements.
+Layout layout_of(const tenon_adoption& adoption, int64_t* size) {
   Layout layout;
   layout.data = static_cast<std::byte*>(adoption.data);
   layout.dtype = adoption.dtype;
@@ -99,15 +110,10 @@ Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffe
   check_device(layout.device);
   layout.shape = checked_shape(adoption.ndim, adoption.shape);
   *size = element_count(layout.shape, bits_in_memory(layout.dtype, layout.flags));
-  if (adoption.strides != nullptr) {
-    layout.strides = {adoption.strides, layout.shape.size()};
-  } else {
-    fill_c_strides(layout.shape, buffer.values.data());
-    buffer.count = adoption.ndim;
-    layout.strides = buffer.dims();
-  }
+  if (adoption.strides != nullptr) layout.strides = {adoption.strides, layout.shape.size()};
   if (*size > 0) check_data(layout);
-  if (itemsize_of(layout.dtype, layout.flags) == 0 && !is_c_contiguous(layout.shape, layout.strides)) {
+  if (!layout.is_in_c_order() && itemsize_of(layout.dtype, layout.flags) == 0 &&
+      !is_c_contiguous(layout.shape, layout.strides)) {
     throw_error(Code::kBuffer, "packed ", layout.dtype.name(), " elements must lie in C order, strides ",
                 shape_text(layout.strides), " of shape ", shape_text(layout.shape), " do not");
   }
@@ -117,15 +123,22 @@ Layout layout_of(const tenon_adoption& adoption, int64_t* size, DimBuffer& buffe
 }  // namespace
 
 size_t nbytes_of(DType dtype, Dims shape, uint32_t flags) {
-  const uint32_t bits = bits_in_memory(dtype, flags);
-  return (static_cast<uint64_t>(element_count(shape, bits)) * bits + 7) / 8;
+  return packed_nbytes(element_count(shape, bits_in_memory(dtype, flags)), dtype, flags);
 }
 
 Array::Array(Ref<Storage> storage, const Layout& layout) noexcept : desc_{}, storage_(std::move(storage)) {
   auto* const dims = reinterpret_cast<int64_t*>(this + 1);
   const size_t ndim = layout.shape.size();
-  std::copy_n(layout.shape.data(), ndim, dims);
-  std::copy_n(layout.strides.data(), ndim, dims + ndim);
+  uint64_t size = 1;  // may wrap only for arrays without elements, and becomes 0 then
+  for (size_t i = 0; i < ndim; ++i) {
+    dims[i] = layout.shape[i];
+    size *= static_cast<uint64_t>(layout.shape[i]);
+  }
+  if (layout.is_in_c_order()) {
+    fill_c_strides(layout.shape, dims + ndim);
+  } else {
+    std::copy_n(layout.strides.data(), ndim, dims + ndim);
+  }
   desc_.struct_size = sizeof desc_;
   desc_.flags = layout.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
   desc_.data = layout.data;
@@ -134,13 +147,9 @@ Array::Array(Ref<Storage> storage, const Layout& layout) noexcept : desc_{}, sto
   desc_.dtype = layout.dtype;
   desc_.shape = dims;
   desc_.strides = dims + ndim;
-  desc_.size = std::ranges::find(layout.shape, 0) != layout.shape.end() ? 0 : 1;
-  if (desc_.size != 0) {
-    for (int64_t extent : layout.shape) desc_.size *= extent;
-  }
+  desc_.size = static_cast<int64_t>(size);
   desc_.itemsize = itemsize_of(layout.dtype, layout.flags);
-  const auto size = static_cast<uint64_t>(desc_.size);
-  desc_.nbytes = desc_.itemsize != 0 ? size * desc_.itemsize : (size * layout.dtype.element_bits() + 7) / 8;
+  desc_.nbytes = packed_nbytes(desc_.size, layout.dtype, layout.flags);
 }
 
 bool Array::is_dense() const noexcept {
@@ -183,21 +192,18 @@ Ref<Array> Array::create(DType dtype, Dims shape, uint32_t flags, tenon_device d
 }
 
 Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags) {
-  const DimBuffer strides = c_strides(shape);
   Layout layout;
   layout.data = storage->data();
   layout.dtype = dtype;
   layout.device = storage->memory().device;
   layout.flags = flags;
   layout.shape = shape;
-  layout.strides = strides.dims();
   return make(std::move(storage), layout);
 }
 
 Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
   int64_t size = 0;
-  DimBuffer buffer;
-  const Layout layout = layout_of(adoption, &size, buffer);
+  const Layout layout = layout_of(adoption, &size);
   const Bytes bytes = size > 0 ? touched(layout, size) : Bytes{layout.data, 0};
   Memory memory;
   memory.data = bytes.begin;
@@ -218,8 +224,7 @@ Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
   } else if (bytes.begin < memory.extent || bytes.nbytes > memory.extent_nbytes ||
              static_cast<size_t>(bytes.begin - memory.extent) > memory.extent_nbytes - bytes.nbytes ||
              memory.extent_nbytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(memory.extent)) {
-    throw_error(Code::kValue, "shape ", shape_text(layout.shape), " with strides ",
-                shape_text(layout.strides), " touches ", bytes.nbytes, " bytes from ",
+    throw_error(Code::kValue, layout_text(layout), " touches ", bytes.nbytes, " bytes from ",
                 address_text(bytes.begin), ", outside of the ", memory.extent_nbytes, " bytes at ",
                 address_text(memory.extent));
   }
@@ -235,8 +240,7 @@ Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
 
 Ref<Array> Array::alias(const tenon_adoption& adoption) {
   int64_t size = 0;
-  DimBuffer buffer;
-  Layout layout = layout_of(adoption, &size, buffer);
+  const Layout layout = layout_of(adoption, &size);
   if (size == 0) return {};
   const Bytes bytes = touched(layout, size);
   const Access access = (layout.flags & TENON_READONLY) != 0 ? Access::kRead : Access::kWrite;

@@ -24,7 +24,9 @@ struct Layout {
   tenon_device device{TENON_CPU, 0};
   uint32_t flags = 0;  // TENON_READONLY, TENON_SUBBYTE_PADDED
   Dims shape;
-  Dims strides;
+  Dims strides;  // null: those of C order
+
+  bool is_in_c_order() const noexcept { return strides.data() == nullptr; }
 };
 
 // Bytes of an array in C order. flags: TENON_SUBBYTE_PADDED. Fails with kValue (negative, too large).

@@ -22,16 +22,18 @@ Dims checked_shape(int32_t ndim, const int64_t* shape) {
 }
 
 int64_t element_count(Dims shape, uint32_t element_bits) {
-  for (int64_t extent : shape) {
-    if (extent == 0) return 0;
-  }
   int64_t count = 1;
-  int64_t bits = 0;
+  bool is_empty = false;
+  bool overflows = false;
   for (int64_t extent : shape) {
-    if (__builtin_mul_overflow(count, extent, &count)) {
-      throw_error(Code::kValue, "shape ", shape_text(shape), " has more than 2**63 - 1 elements");
-    }
+    is_empty |= extent == 0;
+    overflows |= __builtin_mul_overflow(count, extent, &count);
   }
+  if (is_empty) return 0;
+  if (overflows) {
+    throw_error(Code::kValue, "shape ", shape_text(shape), " has more than 2**63 - 1 elements");
+  }
+  int64_t bits = 0;
   if (__builtin_mul_overflow(count, static_cast<int64_t>(element_bits), &bits)) {
     throw_error(Code::kValue, "shape ", shape_text(shape), " with ", element_bits,
                 " bits an element takes more than 2**60 bytes");

@@ -357,10 +357,9 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
         needed <= nbytes ? concat(": the largest offset that works is ", nbytes - needed) : std::string());
   }
   if (size > 0) check_alignment(array, dtype, byte_offset, shape != nullptr ? &needed : nullptr);
-  const DimBuffer strides = c_strides(wanted.dims());
   layout.data = array.data() == nullptr ? nullptr : array.data() + byte_offset;
   layout.shape = wanted.dims();
-  layout.strides = strides.dims();
+  layout.strides = {};
   return Array::make(Ref<Storage>::share(&array.storage()), layout);
 }
 

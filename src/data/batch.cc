@@ -32,7 +32,6 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
              std::span<const std::byte> attachment, const Ticket& ticket)
     : ticket_(ticket), storage_(std::move(storage)), attachment_(attachment) {
   arrays_.reserve(schema.fields().size());
-  std::vector<int64_t> strides;
   Layout layout;
   layout.device = storage_->memory().device;
   for_each_field(schema, shapes,
@@ -40,9 +39,6 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
                    layout.data = storage_->data() + (is_packed ? packed : field.offset);
                    layout.dtype = field.dtype;
                    layout.shape = {shape, field.shape.size()};
-                   strides.resize(layout.shape.size());
-                   fill_c_strides(layout.shape, strides.data());
-                   layout.strides = strides;
                    arrays_.push_back(Array::make(storage_, layout));
                    nbytes_ += nbytes;
                  });

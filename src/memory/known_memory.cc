@@ -141,8 +141,6 @@ void KnownMemory::set_kind(Region& region, const Memory& memory) noexcept {
 }
 
 KnownMemory::StorageIndex* KnownMemory::index_of(const Region& region) noexcept {
-  if (indexes_.empty()) [[likely]]
-    return nullptr;
   const auto indexed = indexes_.find(&region);
   return indexed != indexes_.end() ? &indexed->second : nullptr;
 }
@@ -162,14 +160,26 @@ void KnownMemory::index_storages(const Region& region) noexcept {
   }
 }
 
-void KnownMemory::link(Storage* storage, Region* region) noexcept {
-  if (StorageIndex* const index = index_of(*region)) [[unlikely]] {
-    try {
-      add_to(*index, storage);
-    } catch (const std::bad_alloc&) {
-      indexes_.erase(region);  // the next search visits all storages
-    }
+void KnownMemory::index_storage(const Region& region, Storage* storage) noexcept {
+  StorageIndex* const index = index_of(region);
+  if (index == nullptr) return;
+  try {
+    add_to(*index, storage);
+  } catch (const std::bad_alloc&) {
+    indexes_.erase(&region);  // the next search visits all storages
   }
+}
+
+void KnownMemory::unindex_storage(const Region& region, Storage* storage) noexcept {
+  StorageIndex* const index = index_of(region);
+  if (index == nullptr) return;
+  index->by_begin.erase({address(storage->data()), storage});
+  if (region.storages_ == nullptr) indexes_.erase(&region);
+}
+
+void KnownMemory::link(Storage* storage, Region* region) noexcept {
+  if (!indexes_.empty()) [[unlikely]]
+    index_storage(*region, storage);
   storage->previous_on_region_ = nullptr;
   storage->next_on_region_ = region->storages_;
   if (region->storages_ != nullptr) region->storages_->previous_on_region_ = storage;
@@ -180,10 +190,8 @@ void KnownMemory::unlink_from(Storage* storage, Region* region) noexcept {
   Storage* const previous = storage->previous_on_region_;
   (previous != nullptr ? previous->next_on_region_ : region->storages_) = storage->next_on_region_;
   if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
-  if (StorageIndex* const index = index_of(*region)) [[unlikely]] {
-    index->by_begin.erase({address(storage->data()), storage});
-    if (region->storages_ == nullptr) indexes_.erase(region);
-  }
+  if (!indexes_.empty()) [[unlikely]]
+    unindex_storage(*region, storage);
   if (region->storages_ == nullptr && region != &gone_) make_idle(region);
 }
 
@@ -222,10 +230,8 @@ void KnownMemory::retire(Storage* storage) noexcept {
   } while (!dead_.compare_exchange_weak(head, storage, std::memory_order_release, std::memory_order_relaxed));
 }
 
-KnownMemory::Section::~Section() {
-  FailedRange* forgotten = std::exchange(memory_.forgotten_, nullptr);
-  memory_.lock_.unlock();
-  while (forgotten != nullptr) delete std::exchange(forgotten, forgotten->next);
+void KnownMemory::delete_failures(FailedRange* first) noexcept {
+  while (first != nullptr) delete std::exchange(first, first->next);
 }
 
 void KnownMemory::forget_retired() noexcept {

@@ -78,11 +78,18 @@ class KnownMemory {
     Section(KnownMemory& memory, std::adopt_lock_t) noexcept : memory_(memory) {}
     Section(const Section&) = delete;
     Section& operator=(const Section&) = delete;
-    ~Section();
+    ~Section() {
+      FailedRange* const forgotten = std::exchange(memory_.forgotten_, nullptr);
+      memory_.lock_.unlock();
+      if (forgotten != nullptr) [[unlikely]]
+        delete_failures(forgotten);
+    }
 
    private:
     KnownMemory& memory_;
   };
+
+  static void delete_failures(FailedRange* first) noexcept;
 
   // All of these require lock_.
   void sweep() noexcept;
@@ -91,6 +98,9 @@ class KnownMemory {
   StorageIndex* index_of(const Region& region) noexcept;  // null: it has none
   static void add_to(StorageIndex& index, Storage* storage);
   void index_storages(const Region& region) noexcept;
+  // For a region with an index; else without effect.
+  [[gnu::cold]] void index_storage(const Region& region, Storage* storage) noexcept;
+  [[gnu::cold]] void unindex_storage(const Region& region, Storage* storage) noexcept;
   void link(Storage* storage, Region* region) noexcept;
   void unlink_from(Storage* storage, Region* region) noexcept;
   Region* region_for(uintptr_t begin, uintptr_t end, Gate* gate);

@@ -120,13 +120,13 @@ bool Storage::is_known(const std::byte* data, size_t nbytes) {
 
 void Storage::release() noexcept {
   if (!refs_.decrement()) return;
-  const Memory memory = memory_;
-  const bool is_moved = moved_at() != nullptr;
+  void* const owner = memory_.owner;
+  const Deleter deleter = moved_at() == nullptr ? memory_.deleter : nullptr;
   const bool has_failures = region().has_failures.load(std::memory_order_relaxed);
   KnownMemory::instance().retire(this);  // from here on the object may be recycled
-  if (memory.deleter != nullptr && !is_moved) {
+  if (deleter != nullptr) {
     try {
-      memory.deleter(memory.owner);
+      deleter(owner);
     } catch (...) {
       KnownMemory::instance().note_failed_deleter();
     }
