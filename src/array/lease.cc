@@ -61,7 +61,8 @@ bool is_new_site(const char* site) {
 
 }  // namespace
 
-void Lease::describe(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site) {
+void Lease::describe(const Array& array, Access access, const LeaseFlags& flags, Actor owner,
+                     const char* site) {
   if (access == Access::kWrite && array.is_readonly()) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
                 flags.is_wait ? " cannot be waited for to be written: wait to read it"
@@ -98,13 +99,13 @@ void Lease::begin_span(const Array& array, const char* site) noexcept {
   });
 }
 
-void Lease::acquire(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
+void Lease::acquire(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site,
                     const Deadline& deadline) {
   if (const auto refused = try_acquire(array, access, flags, owner, site, deadline)) throw Error(*refused);
 }
 
-std::optional<Error> Lease::try_acquire(const Array& array, Access access, LeaseFlags flags, Actor owner,
-                                        const char* site, const Deadline& deadline) {
+std::optional<Error> Lease::try_acquire(const Array& array, Access access, const LeaseFlags& flags,
+                                        Actor owner, const char* site, const Deadline& deadline) {
   describe(array, access, flags, owner, site);
   Storage& storage = array.storage();
   Conflict conflict;
@@ -128,7 +129,7 @@ std::optional<Error> Lease::try_acquire(const Array& array, Access access, Lease
   return std::nullopt;
 }
 
-bool Lease::request(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
+bool Lease::request(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site,
                     void (*done)(void*), void* context) {
   describe(array, access, flags, owner, site);
   auto pending = std::make_unique<PendingRequest>();

@@ -31,17 +31,17 @@ class Lease {
   ~Lease() { release(); }
 
   // Waits until the deadline. Fails as tenon_lease_acquire.
-  void acquire(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
+  void acquire(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site,
                const Deadline& deadline);
   // The same, but returns a conflict instead of throwing it, because throwing takes longer than the rest of
   // the recovery from a death.
-  std::optional<Error> try_acquire(const Array& array, Access access, LeaseFlags flags, Actor owner,
+  std::optional<Error> try_acquire(const Array& array, Access access, const LeaseFlags& flags, Actor owner,
                                    const char* site, const Deadline& deadline);
 
   // Does not wait. True: it is held. False: done(context) is called once, from any thread, when it has been
   // granted, and check() then says whether it is held; before that, only cancel() is allowed. Fails as
   // tenon_lease_request.
-  bool request(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site,
+  bool request(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site,
                void (*done)(void* context), void* context);
   // Cancels the request. False: it has been granted, and done has been or will be called; then the caller
   // must release it, and the memory counts as not written.
@@ -74,7 +74,7 @@ class Lease {
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
  private:
-  void describe(const Array& array, Access access, LeaseFlags flags, Actor owner, const char* site);
+  void describe(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site);
   [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;
   void end_span(trace::SpanOutcome outcome, std::string_view note = {}) noexcept {
     trace::close(request_.span, trace::key_of(&request_), outcome, note);

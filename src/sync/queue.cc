@@ -144,6 +144,21 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   return false;
 }
 
+void Queue::append_alone(RequestPart* part) noexcept {
+  part->views = nullptr;
+  part->sequence = next_sequence_++;
+  part->blockers = 0;
+  part->is_submitted = part->is_ahead = part->holds_memory = false;
+  part->next = part->previous = nullptr;
+  part->is_queued = true;
+  head_ = tail_ = part;
+  if (!is_whole(*part)) {
+    is_counted_ = true;
+    index_ = nullptr;
+  }
+  mark_granted(part);
+}
+
 void Queue::append_by_index(RequestPart* part) noexcept {
   const auto count = [part](const RequestPart* e) { part->blockers += waits_for(*part, *e) ? 1 : 0; };
   if (!index_->visit(part->extent, count)) {

@@ -80,6 +80,10 @@ class Queue : public QueueBase {
     return head_ != nullptr || bound_views_ != 0 || (gate_ != nullptr && views_ != nullptr);
   }
   bool has_parts() const noexcept { return head_ != nullptr; }
+  // Memory of the host, of this process alone, on which a lease or a call meets nothing that it waits for.
+  bool is_idle() const noexcept {
+    return head_ == nullptr && bound_views_ == 0 && gate_ == nullptr && is_plain();
+  }
   bool has_views() const noexcept { return views_ != nullptr; }
   bool has_bound_views() const noexcept { return bound_views_ != 0; }
   // Views of both kinds.
@@ -90,6 +94,8 @@ class Queue : public QueueBase {
 
   // Appends a part. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
+  // Appends a part of a lease or a call to an idle queue. It is granted.
+  void append_alone(RequestPart* part) noexcept;
   // Inserts a part before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;
   // Inserts a granted part right behind the part under which it acts.

@@ -196,6 +196,21 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
   return check_views(part, request, standing, conflict);
 }
 
+// The usual request of synchronous code: one part, on memory that nothing else holds or waits for. Requires the
+// lock of the queue. False: it is another request or memory, and nothing has changed.
+bool append_alone(Request& request) noexcept {
+  if (request.parts.size() != 1 || request.kind == HolderKind::kOp || request.traits != 0) return false;
+  RequestPart& part = request.parts[0];
+  if (!part.queue->is_idle() || this_thread.running != 0) return false;
+  part.request = &request;
+  part.is_appended = true;
+  part.needs_grant = part.waits_for_host = part.is_overwriting = false;
+  part.queue->append_alone(&part);
+  request.is_gated = false;
+  request.missing.store(0, std::memory_order_relaxed);
+  return true;
+}
+
 }  // namespace
 
 Queue& lock_home(Home& home) noexcept {
@@ -224,6 +239,11 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   request.born_in = this_thread.running;
   request.heeds_host = request.kind == HolderKind::kOp && on_host != OnHost::kIgnore;
   lock_homes(parts);
+  if (append_alone(request)) {
+    count_in(request);
+    parts[0].queue->lock.unlock();
+    return Appended::kGranted;
+  }
   bool is_gated = false;
   for (RequestPart& e : parts) {
     e.is_appended = true;
