@@ -160,7 +160,7 @@ typedef struct tenon_array_desc {
 TENON_API const tenon_array_desc* tenon_array_describe(const tenon_array* array);
 
 /* New memory, contiguous in C order, aligned to at least 64 bytes (to pages from 1 MiB on).
- * flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. device: TENON_CPU.
+ * flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. device: TENON_CPU, or as device.h says.
  * Fails with VALUE (negative or overflowing shape), TYPE, NO_MEMORY. */
 TENON_API tenon_status tenon_array_create(tenon_dtype dtype, int32_t ndim, const int64_t* shape,
                                           tenon_device device, uint32_t flags, tenon_array** out,
@@ -317,8 +317,9 @@ TENON_API tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, t
 /* --------------------------------------------------------------------------------- host views
  * \since 0.1
  *
- * A view is raw access to an array's memory from outside of the library. Every such access must open a
- * view, because views are the only accesses that are counted. A view keeps the storage alive. */
+ * A view is raw access to an array's memory from outside of the library. Code that uses the memory without a
+ * lease, a call or an op must open a view, because Tenon sees no other access. A view keeps the storage
+ * alive. */
 
 typedef struct tenon_view {
   void* reserved[16]; /* zero before the first use; must not move while open */

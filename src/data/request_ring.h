@@ -5,9 +5,9 @@
 //
 // There are more rings than workers: a thread that is abandoned keeps its ring, and the worker gets another.
 //
-// A ring holds two requests, so that a worker has the next one when it ends one. Each side writes only its
-// own words. A side that waits polls for a while, announces that it sleeps, and sleeps on the count of the
-// other side.
+// A ring holds two requests, so that a worker has the next one when it ends one. The feed writes requests and
+// their count, the worker answers and theirs. A side that waits polls for a while, announces that it sleeps,
+// and sleeps on the count of the other side.
 //
 // `tenon top` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
 // another kFeedVersion.

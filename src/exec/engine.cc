@@ -137,7 +137,7 @@ bool Engine::has_room() const noexcept {
 bool Engine::has_room_in(const Engine& engine) noexcept { return engine.has_room(); }
 
 void Engine::note_done() noexcept {
-  // pairs with: Engine::wait_all, "a thread waits for all ops"
+  // pairs with: Engine::unfinished, "a thread waits for all ops"
   finished_.fetch_add(1, std::memory_order_seq_cst);
   // pairs with: Engine::wait_for_turn, "a thread waits for all ops"
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;

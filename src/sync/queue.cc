@@ -92,7 +92,7 @@ void Queue::mark_granted(RequestPart* part) noexcept {
 
 void Queue::grant(RequestPart* part, ReadyList* ready) noexcept {
   mark_granted(part);
-  // pairs with: requests::append, "parts granted by others"
+  // pairs with: requests::cancel, "parts granted by others"
   if (part->request->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(part->request);
 }
 

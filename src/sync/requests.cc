@@ -196,8 +196,8 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
   return check_views(part, request, standing, conflict);
 }
 
-// The usual request of synchronous code: one part, on memory that nothing else holds or waits for. Requires the
-// lock of the queue. False: it is another request or memory, and nothing has changed.
+// The usual request of synchronous code: one part, on memory that nothing else holds or waits for. Requires
+// the lock of the queue. False: it is another request or memory, and nothing has changed.
 bool append_alone(Request& request) noexcept {
   if (request.parts.size() != 1 || request.kind == HolderKind::kOp || request.traits != 0) return false;
   RequestPart& part = request.parts[0];

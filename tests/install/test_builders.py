@@ -104,10 +104,11 @@ def test_rust_calls_what_bindgen_makes_of_the_header(installed, tmp_path):
     builtin = run("cc", "-print-file-name=include").strip()  # libclang may be there without stddef.h
     run("bindgen", header, *options, "--", f"-I{installed}/include", f"-I{builtin}")
     assert "await:" not in (tmp_path / "bindings.rs").read_text()
-    shutil.copy(HERE / "rust/main.rs", tmp_path)
+    _, program = re.findall(r"```rust\n(.*?)```", (ROOT / "docs/howto/rust.md").read_text(), re.S)
+    (tmp_path / "program.rs").write_text(program)
     libraries = ["-L", os.path.join(installed, "lib"), "-l", "dylib=tenon"]
-    run("rustc", "--edition", "2021", *libraries, "-o", tmp_path / "client", tmp_path / "main.rs")
-    assert run(tmp_path / "client", env=environment) == "Rust: 48 bytes\n"
+    run("rustc", "--edition", "2021", *libraries, "-o", tmp_path / "client", tmp_path / "program.rs")
+    assert run(tmp_path / "client", env=environment) == "24 bytes\n"
 
 
 def test_go_calls_it_through_cgo(installed, tmp_path):
