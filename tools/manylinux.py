@@ -28,7 +28,7 @@ MOVED = {
         pthread_mutex_consistent
         pthread_mutex_timedlock pthread_mutex_trylock pthread_mutexattr_destroy pthread_mutexattr_init
         pthread_mutexattr_setpshared pthread_mutexattr_setrobust pthread_setname_np
-        pthread_sigmask sem_destroy sem_init sem_post sem_timedwait sem_trywait sem_wait""",
+        pthread_sigmask sem_destroy sem_getvalue sem_init sem_post sem_timedwait sem_trywait sem_wait""",
 }
 # The member of libstdc++.a with std::to_chars for double, which is GLIBCXX_3.4.29 and uses nothing newer.
 TO_CHARS = "floating_to_chars.o"

@@ -86,7 +86,7 @@ void add_element_methods(nb::module_&) {
              "The elements in new memory on a device: 'cpu', 'cuda', 'cuda:1' or 'cuda_host' (pinned). On "
              "the same device "
              "the array itself.\n\n"
-             "Returns when the copy is done; ``tn.push(tn.copy, a, tn.out(b))`` does not wait.\n\n"
+             "Returns when the copy is done; ``tn.push(tn.copy, a, tn.overwrite(b))`` does not wait.\n\n"
              "Raises\n------\nValueError\n    There is no such device.\n"
              "FileNotFoundError\n    There is no CUDA driver.\nMemoryError\n    The device is full.\n");
   def_method("__copy__", [](const Array& self) { return copied(self); });

@@ -265,6 +265,8 @@ void* Device::allocate_in(Stream pool, size_t nbytes, bool is_zeroed, Ref<Event>
 void Device::free_in(Stream pool, void* address, size_t nbytes) noexcept {
   device_nbytes.fetch_sub(nbytes, std::memory_order_relaxed);
   if (!is_usable()) return;  // it is the parent's
+  const BeforeExit before_exit;
+  if (!before_exit) return;  // the end of the process frees it
   Status status = kOk;
   const Current current(*this, &status);
   if (status == kOk) (void)driver_.free(address, pool);
@@ -359,6 +361,8 @@ void* allocate_pinned(size_t nbytes) {
 
 void free_pinned(void* address, size_t nbytes) noexcept {
   pinned_nbytes.fetch_sub(nbytes, std::memory_order_relaxed);
+  const BeforeExit before_exit;
+  if (!before_exit) return;
   try {
     Device& device = Device::of(kFirst);
     const Device::Current current(device);
@@ -410,6 +414,8 @@ Registration::~Registration() {
   if (range == registry.ranges.end() || --range->second.users != 0) return;  // not there: a forked child
   registered_nbytes.fetch_sub(range->second.end - begin_, std::memory_order_relaxed);
   registry.ranges.erase(range);
+  const BeforeExit before_exit;
+  if (!before_exit) return;
   try {
     Device& device = Device::of(kFirst);
     const Device::Current current(device);

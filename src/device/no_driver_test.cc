@@ -111,10 +111,13 @@ void let_the_copy_run() {
   tenon_error e = TENON_ERROR_INIT;
   const tenon_status status = tenon_op_wait(waiting, 60'000'000'000, &e);
   const bool is_refused = status == TENON_ERR_OP && std::strstr(e.message, "the process is in exit()");
+  tenon_op_release(waiting);
   _exit(is_refused ? 0 : 1);
 }
 
-TEST(NoDriver, ACopyThatBecomesReadyInExitFails) {
+// The status of a child that calls exit() while a copy to its device waits for a lease. push takes the array
+// of the host on which the lease is, and the one of the device.
+int exit_before_the_copy(const char* engine, tenon_op* (*push)(tenon_array* host, tenon_array* device)) {
   const pid_t child = fork();
   if (child == 0) {
     setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
@@ -128,15 +131,66 @@ TEST(NoDriver, ACopyThatBecomesReadyInExitFails) {
     options.struct_size = sizeof options;
     options.access = TENON_WRITE;
     options.timeout_ns = -1;
-    if (tenon_array_create(kInt32, 1, &n, kCpu, TENON_ZEROED, &a, nullptr) != TENON_OK) _exit(2);
-    if (tenon_array_create(kInt32, 1, &n, kCuda, TENON_ZEROED, &b, nullptr) != TENON_OK) _exit(3);
-    if (tenon_lease_acquire(&held, a, &options, nullptr) != TENON_OK) _exit(4);
-    if (tenon_push_copy(a, b, nullptr, &waiting, nullptr) != TENON_OK) _exit(5);
+    if (tenon_engine_set(engine, 0, nullptr) != TENON_OK) _exit(2);
+    if (tenon_array_create(kInt32, 1, &n, kCpu, TENON_ZEROED, &a, nullptr) != TENON_OK) _exit(3);
+    if (tenon_array_create(kInt32, 1, &n, kCuda, TENON_ZEROED, &b, nullptr) != TENON_OK) _exit(4);
+    if (tenon_lease_acquire(&held, a, &options, nullptr) != TENON_OK) _exit(5);
+    waiting = push(a, b);
     std::exit(6);
+  }
+  int status = 0;
+  return waitpid(child, &status, 0) == child ? status : -1;
+}
+
+tenon_op* push_copy(tenon_array* from, tenon_array* to) {
+  tenon_op* op = nullptr;
+  if (tenon_push_copy(from, to, nullptr, &op, nullptr) != TENON_OK) _exit(7);
+  return op;
+}
+
+TEST(NoDriver, ACopyThatBecomesReadyInExitFails) {
+  EXPECT_EQ(0, exit_before_the_copy("pool", push_copy));
+  EXPECT_EQ(0, exit_before_the_copy("inline", push_copy));
+}
+
+TEST(NoDriver, MemoryThatIsPinnedInExitStaysPinned) {
+  static tenon_registration* registration = nullptr;
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
+    setenv("TENON_FAKE_CUDA", "devices=1,strict_end=1", 1);
+    std::atexit([] {
+      tenon_registration_release(registration);
+      _exit(0);
+    });
+    const int64_t n = 1000;
+    tenon_array* a = nullptr;
+    if (tenon_array_create(kInt32, 1, &n, kCpu, TENON_ZEROED, &a, nullptr) != TENON_OK) _exit(2);
+    if (tenon_array_register(a, &registration, nullptr) != TENON_OK) _exit(3);
+    std::exit(4);
   }
   int status = 0;
   ASSERT_EQ(child, waitpid(child, &status, 0));
   EXPECT_EQ(0, status);
+}
+
+// The op has the last reference to the memory. With this engine it ends in the handler.
+TEST(NoDriver, MemoryThatIsDroppedInExitIsLeftToTheEndOfTheProcess) {
+  EXPECT_EQ(0, exit_before_the_copy("inline", [](tenon_array* host, tenon_array* device) {
+              tenon_op* const op = push_copy(host, device);
+              tenon_array_release(device);
+              return op;
+            }));
+  EXPECT_EQ(0, exit_before_the_copy("inline", [](tenon_array* host, tenon_array* device) {
+              const int64_t n = 1000;
+              tenon_array* pinned = nullptr;
+              if (tenon_array_create(kInt32, 1, &n, kPinned, TENON_ZEROED, &pinned, nullptr) != TENON_OK)
+                _exit(8);
+              tenon_op_release(push_copy(host, pinned));
+              tenon_op* const op = push_copy(pinned, device);
+              tenon_array_release(pinned);
+              return op;
+            }));
 }
 
 }  // namespace

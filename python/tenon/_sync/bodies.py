@@ -75,7 +75,7 @@ class Body:
         ]
         if not read:
             return ""
-        code = "`out=tn.out(out)`" if "`out=`" in read else "`tn.out(a)`"
+        code = "`out=tn.overwrite(out)`" if "`out=`" in read else "`tn.overwrite(a)`"
         return (
             f"\nThe push lets the function only read {', '.join(read)}. If it writes there, wrap that in the "
             f"push: {code}, or `tn.write(...)` if not every element is written"
