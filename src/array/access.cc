@@ -142,16 +142,8 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
   view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which conflicts with no request
   view_.access = access;
   view_.site = site;
-  Conflict conflict;
-  Ref<Array> keep;  // the reference of the caller may be released while it waits
-  switch (try_open_view(view_, may_weaken, &conflict)) {
-    case Appended::kGranted: break;
-    case Appended::kRefused: throw_conflict(conflict, infinitive(access), array);
-    case Appended::kWaiting:
-      keep = Ref<Array>::share(const_cast<Array*>(array));
-      if (!impl::open_view(view_, may_weaken, Deadline(-1), &conflict))
-        throw_conflict(conflict, infinitive(access), array);
-  }
+  if (try_open_view(view_, may_weaken, nullptr) != Appended::kGranted) [[unlikely]]
+    wait_to_open(access, may_weaken, array);
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
   if (view_.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return;
@@ -159,6 +151,14 @@ void HostView::open(Storage& storage, Extent extent, Access access, const char* 
   if (!failure) return;
   close();
   throw OpFailure(failure);
+}
+
+void HostView::wait_to_open(Access access, bool may_weaken, const Array* array) {
+  const Ref<Array> keep =
+      Ref<Array>::share(const_cast<Array*>(array));  // the caller's may be released meanwhile
+  Conflict conflict;
+  if (!impl::open_view(view_, may_weaken, Deadline(-1), &conflict))
+    throw_conflict(conflict, infinitive(access), array);
 }
 
 void HostView::close() noexcept {

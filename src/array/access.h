@@ -60,6 +60,7 @@ class HostView {
   // array: for messages; may be null.
   void open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
             const Array* array);
+  [[gnu::noinline]] void wait_to_open(Access access, bool may_weaken, const Array* array);
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while open
   View view_;

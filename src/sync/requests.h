@@ -82,7 +82,7 @@ bool has_empty_hands(const Request* awaited) noexcept;
 
 // Opens a view if nothing is in its way. may_weaken: under a lease for reading, a writable view becomes one
 // for reading instead of being refused. kWaiting: nothing has changed; the view must wait (open_view,
-// wait.h).
+// wait.h). conflict: may be null.
 Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept;
 
 // Closes an open view. Any thread.
