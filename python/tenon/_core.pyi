@@ -568,7 +568,7 @@ class NDArray:
         """
         The elements in new memory on a device: 'cpu', 'cuda', 'cuda:1' or 'cuda_host' (pinned). On the same device the array itself.
 
-        Returns when the copy is done; ``tn.push(tn.copy, a, tn.out(b))`` does not wait.
+        Returns when the copy is done; ``tn.push(tn.copy, a, tn.overwrite(b))`` does not wait.
 
         Raises
         ------
