@@ -85,7 +85,7 @@ def test_an_array_that_the_push_only_reads_is_not_given_to_a_function_that_may_w
     a, b = tn.ones(4), tn.zeros(4)
     pushes = {
         "read": lambda scale, use: tn.push(scale, use, b, 4, 2.0),
-        "read beside another use": lambda scale, use: tn.push(scale, use, tn.out(b), 4, 2.0, writes=[b]),
+        "read beside another use": lambda scale, use: tn.push(scale, use, tn.overwrite(b), 4, 2.0, writes=[b]),
         "by name": lambda scale, use: tn.push(scale, source=use, destination=b, n=4, factor=2.0),
     }
     for push in pushes.values():
@@ -101,14 +101,14 @@ def test_an_array_that_the_push_only_reads_is_not_given_to_a_function_that_may_w
     with pytest.raises(TypeError, match="declare the parameter const"):
         tn.push(scale_of(""), a, b, 4, 2.0, reads=[a])
     with pytest.raises(TypeError, match="declare the parameter const"):
-        tn.push(scale_of(""), tn.read(a), tn.out(a), 4, 2.0)
-    tn.push(scale_of("const "), tn.read(a), tn.out(b), 4, 2.0, reads=[a]).wait()
+        tn.push(scale_of(""), tn.read(a), tn.overwrite(a), 4, 2.0)
+    tn.push(scale_of("const "), tn.read(a), tn.overwrite(b), 4, 2.0, reads=[a]).wait()
     tn.push(scale_of(""), a, b, 4, 2.0).wait()
 
 
 def test_an_array_that_is_marked_as_read_is_read_only_in_the_body():
     a, b = tn.ones(3), tn.zeros(3)
-    tn.push(np.copyto, tn.out(b), tn.read(a)).wait()
+    tn.push(np.copyto, tn.overwrite(b), tn.read(a)).wait()
     assert b.tolist() == [1] * 3
     assert tn.push(lambda x: x.flags.writeable, tn.read(a)).result() is False
     reader = np.asarray(a.readonly())
@@ -128,7 +128,7 @@ def test_an_op_that_writes_what_it_may_only_read_is_told_how_to_push_it(name):
     with pytest.raises(tn.OpError) as caught:
         READ_ONLY[name](a, out).wait()
     code = re.findall(r"`([^`]+)`", str(caught.value).rpartition("wrap that in the push")[2])[0]
-    assert code == ("out=tn.out(out)" if name == "an output by name" else "tn.out(a)")
+    assert code == ("out=tn.overwrite(out)" if name == "an output by name" else "tn.overwrite(a)")
     out.clear_error()
     READ_ONLY[name](a, eval(code.removeprefix("out="), {"tn": tn, "a": out, "out": out})).wait()
     assert out.tolist() == [2] * 3
@@ -229,9 +229,9 @@ OTHERS = {
         [lambda: tn.push(list, reads=[tn.array([1, 2])]).wait()],
     ),
     "out() of a NumPy array": (
-        lambda: tn.out(X),
+        lambda: tn.overwrite(X),
         "make one with tn.array()",
-        [lambda: tn.push(tn.fill, tn.out(tn.array(X)), 1).wait()],
+        [lambda: tn.push(tn.fill, tn.overwrite(tn.array(X)), 1).wait()],
     ),
     "an array that an op does not name": (
         lambda: undeclared(A, tn.zeros(3)),
