@@ -193,6 +193,14 @@ def wheel(report, environment):
     )
 
 
+def with_full_counts(folder):
+    """The test files that repeat more often with TENON_SOAK, or search at random then. `make test` and
+    `make check` run the others."""
+    marks = ("TENON_SOAK", "import soak", "hypothesis")
+    files = sorted((env.ROOT / folder).rglob("test_*.py"))
+    return [path for path in files if any(mark in path.read_text() for mark in marks)]
+
+
 def soak(report, environment):
     counts = {"TENON_SOAK": "1"}
     models(report, environment, "--soak")
@@ -200,7 +208,7 @@ def soak(report, environment):
         build(report, preset, f"-DPython3_EXECUTABLE={environment.python}")
         command = ("ctest", "--preset", preset, "-j", JOBS, "--timeout", SOAK_SECONDS)
         report.step(f"ctest, soak, {preset}", *command, **counts)
-    paths = ("tests/python", "tests/chaos")
+    paths = [*with_full_counts("tests/python"), *with_full_counts("tests/chaos")]
     pytest(report, "soak", environment.python, f"--timeout={SOAK_SECONDS}", *paths, **counts)
 
 
