@@ -85,7 +85,9 @@ def test_an_array_that_the_push_only_reads_is_not_given_to_a_function_that_may_w
     a, b = tn.ones(4), tn.zeros(4)
     pushes = {
         "read": lambda scale, use: tn.push(scale, use, b, 4, 2.0),
-        "read beside another use": lambda scale, use: tn.push(scale, use, tn.overwrite(b), 4, 2.0, writes=[b]),
+        "read beside another use": lambda scale, use: tn.push(
+            scale, use, tn.overwrite(b), 4, 2.0, writes=[b]
+        ),
         "by name": lambda scale, use: tn.push(scale, source=use, destination=b, n=4, factor=2.0),
     }
     for push in pushes.values():
