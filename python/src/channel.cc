@@ -92,7 +92,12 @@ class NativeItem {
   uint64_t sequence() const noexcept { return sequence_; }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
-    call(tenon_item_send, item_);
+    try {
+      call(tenon_item_send, item_);
+    } catch (const Error& error) {
+      if (error.code() == TENON_ERR_LEASE_ESCAPED) release();  // it was dropped
+      throw;
+    }
     release();
   }
   void release() noexcept {

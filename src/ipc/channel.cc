@@ -13,15 +13,15 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "ipc/ending_pace.h"
-#include "ipc/process_lock.h"
 #include "ipc/watcher.h"
+#include "memory/known_memory.h"
 #include "sync/waiter.h"
 
 namespace tenon::impl {
 namespace {
 
 constexpr uint64_t kSlotAlignment = 256;
-constexpr uint32_t kMostSlots = kMostBlocks - 1;
+constexpr uint32_t kMostSlots = 4095;
 constexpr uint32_t kNoSlot = UINT32_MAX;
 constexpr uint64_t kIsEmpty = uint64_t{1} << 32;
 // A process that dies as it takes a role, before it signals, is noticed after this time at the latest.
@@ -29,6 +29,12 @@ constexpr int64_t kLookAtEndsMs = 20;
 
 [[noreturn]] void throw_no_channel(const Array& memory) {
   throw_error(Code::kValue, "this shared memory of shape ", shape_text(memory.shape()), " holds no channel");
+}
+
+// Large slots share no page, so that each can be pinned.
+uint64_t slot_nbytes_of(const Fields& fields) noexcept {
+  const uint64_t nbytes = std::max<uint64_t>(fields.nbytes(), 1);
+  return round_up(nbytes, nbytes < kPage ? kSlotAlignment : kPage);
 }
 
 [[noreturn]] void throw_no_place() {
@@ -53,8 +59,13 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   channel->plan_ = plan;
   std::string description;
   channel->fields_.encode(&description);
-  std::vector<uint64_t> sizes(1 + plan.slots, round_up(channel->fields_.nbytes(), kSlotAlignment));
-  sizes[0] = sizeof(ChannelState) + plan.slots * sizeof(ChannelSlot) + description.size();
+  uint64_t slots_nbytes = 0;
+  if (__builtin_mul_overflow(slot_nbytes_of(channel->fields_), uint64_t{plan.slots}, &slots_nbytes)) {
+    throw_error(Code::kValue, plan.slots, " slots of ", channel->fields_.nbytes(),
+                " bytes do not fit into 63 bits");
+  }
+  const uint64_t sizes[] = {sizeof(ChannelState) + plan.slots * sizeof(ChannelSlot) + description.size(),
+                            slots_nbytes};
   SharedOptions prepared = options;
   prepared.prepare = [&](std::byte* base) {
     auto* const state = reinterpret_cast<ChannelState*>(base);
@@ -101,12 +112,11 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
 void Channel::open_slots() {
   state_ = reinterpret_cast<ChannelState*>(memory_->data());
   slot_states_ = reinterpret_cast<ChannelSlot*>(state_ + 1);
-  segment_ = &Segments::lock_of(*memory_).segment();
-  for (uint32_t i = 1; i <= plan_.slots; ++i) {
-    slots_.push_back(Segments::instance().sibling(*memory_, i));
-    if (slots_.back()->desc().nbytes < fields_.nbytes()) throw_no_channel(*memory_);
-    Segments::lock_of(*slots_.back()).set_idle_event(&state_->room);
-  }
+  segment_ = &Segments::segment_of(*memory_);
+  slot_nbytes_ = slot_nbytes_of(fields_);
+  const std::span<std::byte> slots = segment_->bytes_of(1);
+  if (slots.size() / slot_nbytes_ < plan_.slots) throw_no_channel(*memory_);
+  slots_ = slots.data();
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
@@ -141,6 +151,10 @@ void Channel::take_role(ChannelRole role) {
   if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
   (void)look_at_ends();  // this process may have the place of a process that died with a role
   if (look(end.generation) != generation) {
+    const uint32_t self = segment_->participant().index();
+    for (uint32_t i = 0; i < plan_.slots; ++i) {  // of the process that had the place before
+      if (has_bit(slot_states_[i].holders, self)) clear_bit(slot_states_[i].holders, self);
+    }
     store(end.producers, 0u);
     store(end.consumers, 0u);
     store(end.cursor, uint64_t{0});
@@ -285,30 +299,47 @@ uint32_t Channel::newest_slot() const noexcept {
   return found;
 }
 
-// Takes the lease of a slot. False: another process holds it.
-bool Channel::take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
-  LeaseFlags flags;
-  flags.is_overwrite = is_overwrite;
-  flags.ignores_dead_owner = true;
-  const std::optional<Error> refused =
-      item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(), site, Deadline(0));
-  if (refused) {
-    if (refused->code() == Code::kTimeout || refused->code() == Code::kDeadlock) return false;
-    throw Error(*refused);
-  }
-  item.lease_.detach();
-  item.is_readonly_ = access == Access::kRead;
-  item.slot_ = slot;
-  return true;
+// A process that lives uses the slot. Does not require the mutex.
+bool Channel::is_held(uint32_t slot) const noexcept {
+  bool has_holder = false;
+  visit_bits(slot_states_[slot].holders, [&](uint32_t p) { has_holder = has_holder || is_alive(p); });
+  return has_holder;
 }
 
-bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
+// True: no process uses the slot.
+bool Channel::drop_dead_holders(uint32_t slot) noexcept {
+  Mask& holders = slot_states_[slot].holders;
+  bool is_free = true;
+  visit_bits(holders, [&](uint32_t p) {
+    if (is_alive(p)) {
+      is_free = false;
+    } else {
+      clear_bit(holders, p);
+    }
+  });
+  return is_free;
+}
+
+void Channel::hold(Item& item, uint32_t slot) noexcept {
+  set_bit(slot_states_[slot].holders, segment_->participant().index());
+  item.taker_ = taker();
+  item.slot_ = slot;
+}
+
+// Ends the use of its slot. Does not require the mutex.
+void Channel::give_back(Item& item) noexcept {
+  const uint64_t holder = std::exchange(item.taker_, 0);
+  if (holder == 0 || holder != taker()) return;  // a forked child does not hold what its parent holds
+  clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
+}
+
+bool Channel::try_loan(Item& item, const Deadline& deadline) {
   const TimedLock lock(state_->mutex, deadline, "lend from the channel");
   take_role(kProducer);
-  return try_to_lend(item, site);
+  return try_to_lend(item);
 }
 
-bool Channel::try_to_lend(Item& item, const char* site) {
+bool Channel::try_to_lend(Item& item) {
   const uint32_t newest = plan_.mode == ChannelMode::kLatest ? newest_slot() : kNoSlot;
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
   const auto is_spare = [&](uint32_t i) {
@@ -318,10 +349,11 @@ bool Channel::try_to_lend(Item& item, const char* site) {
     return plan_.mode == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen;
   };
   const auto try_slot = [&](uint32_t i) {
-    if (!Segments::lock_of(*slots_[i]).is_idle()) return false;
-    // In this order: no item is lost if the lease is refused or the process dies here.
-    if (!take(item, i, Access::kWrite, true, site)) return false;
+    if (!drop_dead_holders(i)) return false;
+    // In this order: no item is lost if the process dies here.
+    hold(item, i);
     publish(slot_states_[i].sequence, uint64_t{0});
+    item.state_.store(Item::State::kLoan, std::memory_order_relaxed);
     return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
@@ -332,13 +364,13 @@ bool Channel::try_to_lend(Item& item, const char* site) {
                         (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
   if (may_drop && plan_.mode != ChannelMode::kLatest) {
     for (uint32_t i = next_slot(0); i != kNoSlot; i = next_slot(look(slot_states_[i].sequence))) {
-      if (!Segments::lock_of(*slots_[i]).is_idle()) continue;
-      if (!try_slot(i)) break;
+      if (!try_slot(i)) continue;
       (void)add(state_->dropped, uint64_t{1});
       return true;
     }
   }
-  return look_at_ends() && try_to_lend(item, site);  // dead consumers do not receive the items of a broadcast
+  for (uint32_t i = 0; i < plan_.slots; ++i) (void)drop_dead_holders(i);  // so that add_lives() finds none
+  return look_at_ends() && try_to_lend(item);  // dead consumers do not receive the items of a broadcast
 }
 
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
@@ -377,7 +409,7 @@ bool Channel::is_still_empty() const noexcept {
   return are_alive;
 }
 
-bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
+bool Channel::try_receive(Item& item, const Deadline& deadline) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
   ChannelEnd& end = own_end();
@@ -385,17 +417,15 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
-    const uint64_t sequence = look(slot_states_[slot].sequence);
-    if (take(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
-      item.sequence_ = sequence;
-      if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
-      publish(end.cursor, sequence);
-      publish(state_->received, look(state_->received) + 1);
-      return true;
-    }
+    item.sequence_ = look(slot_states_[slot].sequence);
+    item.is_readonly_ = !is_queue;
+    hold(item, slot);
+    if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
+    publish(end.cursor, item.sequence_);
+    publish(state_->received, look(state_->received) + 1);
+    return true;
   }
   (void)look_at_ends();
-  if (slot != kNoSlot) return false;
   const uint64_t deaths = look(state_->deaths), seen = seen_deaths_.load(std::memory_order_relaxed);
   if (deaths > seen) {
     seen_deaths_.store(seen + 1, std::memory_order_relaxed);
@@ -415,14 +445,21 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   return false;
 }
 
-// Adds the words on which to sleep to notice the deaths of other processes. False: there are too many words,
-// or a process is ending, so that its end will not wake this one. has_died: set to true if a process has
-// died; then look_at_ends() must be called.
-bool Channel::add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept {
+// Adds the words on which to sleep to notice the deaths of other processes. event: what the caller waits for;
+// a process without a role may still hold slots. False: there are too many words, or a process is ending, so
+// that its end will not wake this one. has_died: set to true if a process has died; then look_at_ends() must
+// be called.
+bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
+                        bool* has_died) const noexcept {
   const uint32_t self = segment_->participant().index();
+  uint64_t holders[std::extent_v<Mask>]{};
+  for (uint32_t i = 0; &event == &state_->room && i < plan_.slots; ++i) {
+    for (size_t w = 0; w < std::size(holders); ++w) holders[w] |= look(slot_states_[i].holders[w]);
+  }
   bool is_complete = true;
   for (uint32_t p = 0; p < kParticipants; ++p) {
-    if (p == self || look(state_->ends[p].roles) == 0) continue;
+    const bool is_holder = (holders[p / 64] >> (p % 64) & 1) != 0;
+    if (p == self || (look(state_->ends[p].roles) == 0 && !is_holder)) continue;
     (void)reap(segment_->control(), p);  // also one whose death the kernel could not mark
     if (!is_alive(p)) {
       *has_died = true;
@@ -505,13 +542,14 @@ void Channel::throw_timeout(const char* doing) const {
 template <class Try>
 bool Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
-  uint32_t signals = look(event.signals);
+  // Before the event is read, which other processes write to.
   if (attempt()) return true;
   if (deadline.leaves_no_time()) return try_once_more(event, attempt);
   const int64_t began = now_ns();
+  std::optional<uint32_t> signals;  // none: it must try again
   const auto has_come = [&] {
     const uint32_t now = look(event.signals);
-    return now != std::exchange(signals, now) && attempt();
+    return std::exchange(signals, now) != now && attempt();
   };
   if (SpinBudget::poll(budget.budget_ns(), has_come, false)) {
     budget.note(now_ns() - began);
@@ -545,7 +583,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     size_t n = 0;
     bool has_died = false;
     words[n++] = {&event.signals, look(event.signals)};
-    const bool will_be_woken = add_lives(words, &n, &has_died);
+    const bool will_be_woken = add_lives(event, words, &n, &has_died);
     if (will_be_woken) pace.restart();
     if (attempt()) return;
     const int64_t slice = has_died ? 0 : will_be_woken ? Waiter::kSliceNs : pace.next_ns(Waiter::kSliceNs);
@@ -565,31 +603,39 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
   }
 }
 
-Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
+Ref<Item> Channel::loan(const Deadline& deadline) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
+  const auto attempt = [&] { return try_loan(*item, deadline); };
   if (plan_.when_full == WhenFull::kRaise) {
-    const auto attempt = [&] { return try_loan(*item, deadline, site); };
     if (attempt() || try_once_more(state_->room, attempt)) return item;
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or create it with more slots");
   }
-  const auto attempt = [&] { return try_loan(*item, deadline, site); };
   return wait(state_->room, loan_budget_, deadline, "lend from", attempt) ? item : Ref<Item>();
 }
 
 void Channel::send(Item& item) {
-  if (!item.lease_.is_held() || item.sequence_ != 0) {
-    throw_error(Code::kValue, "the item is not a loan of the channel, or was already sent");
-  }
+  using State = Item::State;
   {
     const TimedLock lock(state_->mutex, Deadline(gate_timeout_ns()), "send through the channel");
-    (void)item.lease_.release();
-    if (Segments::lock_of(*slots_[item.slot_]).is_idle()) {
+    if (item.state_.load(std::memory_order_relaxed) != State::kLoan) {
+      throw_error(Code::kValue, "the item is not a loan of the channel, or was already sent");
+    }
+    if (item.taker_ != taker()) {
+      throw_error(Code::kValue,
+                  "the item is a loan of the process that has forked this one, which may send it");
+    }
+    // First: array() makes an array, and then looks whether the item was sent meanwhile.
+    item.state_.store(State::kSent, std::memory_order_relaxed);
+    if (item.lose_arrays()) {
+      give_back(item);
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
       publish(slot_states_[item.slot_].sequence, sequence);
       item.sequence_ = sequence;
+    } else {
+      item.state_.store(State::kDropped, std::memory_order_relaxed);
     }
   }
   if (item.sequence_ == 0) {
@@ -600,10 +646,10 @@ void Channel::send(Item& item) {
   signal_event(state_->items);
 }
 
-Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
+Ref<Item> Channel::receive(const Deadline& deadline) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_receive(*item, deadline, site); };
+  const auto attempt = [&] { return try_receive(*item, deadline); };
   return wait(state_->items, receive_budget_, deadline, "receive from", attempt) ? item : Ref<Item>();
 }
 
@@ -618,20 +664,39 @@ bool Channel::wait_for_item(const Deadline& deadline) {
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
 
+void Item::let_go(void* owner) noexcept { static_cast<Item*>(owner)->release(); }
+
+Item::~Item() {
+  if (taker_ == 0) return;
+  channel_->give_back(*this);
+  signal_event(channel_->state_->room);
+}
+
+// Its arrays lose their memory. False: a view, a lease or an op uses one of them, and nothing has changed.
+// Requires a reference.
+bool Item::lose_arrays() noexcept {
+  const size_t n = KnownMemory::instance().take_all_out(channel_->data_of(slot_), channel_->slot_nbytes_,
+                                                        let_go, "tenon_item_send");
+  if (n == KnownMemory::kInUse) return false;
+  for (size_t i = 0; i < n; ++i) release();  // the references of its arrays
+  return true;
+}
+
 Ref<Array> Item::array(int32_t field) {
   const std::vector<Part>& parts = channel_->fields_.parts();
   if (field < 0 || field >= static_cast<int32_t>(parts.size())) {
     throw_error(Code::kIndex, "the channel has no field ", field, ": it has ", parts.size(), " fields");
   }
   const Part& part = parts[static_cast<size_t>(field)];
-  // It lies on its own storage over the slot's bytes, which keeps the item.
-  Memory memory = channel_->slots_[slot_]->storage().memory();
-  memory.data += part.offset;
+  // It lies on its own storage over the slot's bytes, which keeps the item. The extent of all is the slot.
+  Memory memory;
+  memory.extent = channel_->data_of(slot_);
+  memory.extent_nbytes = part.nbytes != 0 ? channel_->slot_nbytes_ : 0;
+  memory.data = memory.extent + part.offset;
   memory.nbytes = part.nbytes;
   memory.owner = this;
-  memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
+  memory.deleter = let_go;
   memory.is_readonly = is_readonly_;
-  if (part.nbytes == 0) memory.extent_nbytes = 0;
   retain();
   Ref<Storage> storage;
   try {
@@ -641,6 +706,9 @@ Ref<Array> Item::array(int32_t field) {
     throw;
   }
   // From here on, the storage's deleter releases the item.
+  if (state_.load(std::memory_order_relaxed) == State::kSent) {
+    throw_error(Code::kValue, "the item was sent before: it has no arrays any more");
+  }
   return Array::over(std::move(storage), part.dtype, Dims(part.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }
@@ -690,7 +758,7 @@ ChannelStatistics Channel::statistics() const {
   s.deaths = look(state_->deaths);
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     s.ready += look(slot_states_[i].sequence) != 0 ? 1 : 0;
-    s.in_use += Segments::lock_of(*slots_[i]).is_idle() ? 0 : 1;
+    s.in_use += is_held(i) ? 1 : 0;
   }
   s.producers = count(kProducer);
   s.consumers = count(kConsumer);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A channel passes slots of shared memory from producers to consumers. The state of a slot is one number, and
-// the process that uses a slot holds its lock. So if a process dies at any moment, its items are lost and its
-// slots become free.
+// A channel passes slots of shared memory from producers to consumers. The state of a slot is the number of
+// its item and the set of processes that use it, in which a process that has ended does not count. So if a
+// process dies at any moment, its items are lost and its slots become free.
+//
+// In its process, a slot is memory like any other while an item has it: leases, views and ops of its arrays
+// take turns. Before an item is sent, all of them must have ended, and its arrays then lose the memory.
 #pragma once
 
 #include <chrono>
@@ -10,7 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "array/lease.h"
+#include "array/array.h"
+#include "base/clock.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
 #include "ipc/channel_state.h"
@@ -66,18 +70,17 @@ class Channel {
   Array& memory() const noexcept { return *memory_; }  // to be sent
   const ChannelPlan& plan() const noexcept { return plan_; }
 
-  // A free slot, with a write lease. Null: the deadline left no time from the beginning, and no slot is free.
-  // Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free, and when_full is kRaise).
-  Ref<Item> loan(const Deadline& deadline, const char* site);
-  // Sends a loan. Fails with kLeaseEscaped (a view of it still exists: the item is dropped), kValue (not a
-  // loan), and, if another process holds the channel's mutex for longer than gate_timeout_ns(), with kTimeout
-  // and kInterrupted: then send() may be called again.
+  // A free slot. Null: the deadline left no time from the beginning, and no slot is free. Fails with
+  // kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free, and when_full is kRaise).
+  Ref<Item> loan(const Deadline& deadline);
+  // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays: the item is
+  // dropped), kValue (not a loan), and, if another process holds the channel's mutex for longer than
+  // gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be called again.
   void send(Item& item);
-  // The next item, with a read lease; in a queue with a write lease. Null: the deadline left no time from the
-  // beginning, and there is no item. Fails with kTimeout, kInterrupted, kOwnerDied (a producer has died, and
-  // no item is left: once for each death), kClosed (the last producer has closed, and no item is left: once,
-  // until there is a producer again).
-  Ref<Item> receive(const Deadline& deadline, const char* site);
+  // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
+  // kTimeout, kInterrupted, kOwnerDied (a producer has died, and no item is left: once for each death),
+  // kClosed (the last producer has closed, and no item is left: once, until there is a producer again).
+  Ref<Item> receive(const Deadline& deadline);
   // Waits until receive() would not wait. False: the deadline left no time from the beginning, and receive()
   // would wait. Fails with kTimeout, kInterrupted.
   bool wait_for_item(const Deadline& deadline);
@@ -106,6 +109,7 @@ class Channel {
   Channel() = default;
   ~Channel();
   void open_slots();
+  std::byte* data_of(uint32_t slot) const noexcept { return slots_ + slot * slot_nbytes_; }
   ChannelEnd& own_end() const noexcept;
   uint64_t taker() const noexcept;
   void take_role(ChannelRole role);
@@ -121,16 +125,19 @@ class Channel {
   uint32_t count(ChannelRole role) const noexcept;
   uint64_t least_cursor() const noexcept;
   uint32_t newest_slot() const noexcept;
-  bool try_loan(Item& item, const Deadline& deadline, const char* site);
-  bool try_to_lend(Item& item, const char* site);
-  bool try_receive(Item& item, const Deadline& deadline, const char* site);
+  bool is_held(uint32_t slot) const noexcept;
+  bool drop_dead_holders(uint32_t slot) noexcept;
+  void hold(Item& item, uint32_t slot) noexcept;
+  void give_back(Item& item) noexcept;
+  bool try_loan(Item& item, const Deadline& deadline);
+  bool try_to_lend(Item& item);
+  bool try_receive(Item& item, const Deadline& deadline);
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
   uint32_t slot_to_receive() const noexcept;
   uint32_t next_slot(uint64_t after) const noexcept;
   uint32_t slot_of(uint64_t sequence) const noexcept;
-  bool take(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
-  bool add_lives(os::Sleep* words, size_t* n, bool* has_died) const noexcept;
+  bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n, bool* has_died) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
   void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
   Watch* watch_of(const SharedEvent& event) const noexcept;
@@ -145,7 +152,8 @@ class Channel {
   Fields fields_;
   ChannelPlan plan_;
   Ref<Array> memory_;
-  std::vector<Ref<Array>> slots_;
+  std::byte* slots_ = nullptr;
+  uint64_t slot_nbytes_ = 0;
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
@@ -183,12 +191,18 @@ class Item {
 
  private:
   friend class Channel;
+  enum class State : uint8_t { kReceived, kLoan, kSent, kDropped };  // dropped: send() has failed
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
 
+  ~Item();
+  static void let_go(void* owner) noexcept;
+  bool lose_arrays() noexcept;
+
   Ref<Channel> channel_;
-  Lease lease_;
   uint32_t slot_ = 0;
   uint64_t sequence_ = 0;
+  uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
+  std::atomic<State> state_{State::kReceived};
   bool is_readonly_ = false;
   RefCount refs_;
 };

@@ -312,7 +312,7 @@ class Sweep : public testing::TestWithParam<Case> {
       ++kills;
       EXPECT_FALSE(HasFailure()) << testing::PrintToString(said);
     }
-    EXPECT_GT(kills * step_, 30);
+    EXPECT_GT(kills * step_, 20);
     EXPECT_TRUE(has_said(said, "has closed") || has_said(said, "has heard"))
         << "the last one has come to its end";
     std::cout << kills << " kills, from store " << first << " on\n";

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The beginning of a channel's memory, in the first block of its segment. After it come the states of the
-// slots, then the description of the fields. The other blocks of the segment are the slots.
+// slots, then the description of the fields. The second block of the segment contains the slots.
 #pragma once
 
 #include "ipc/layout.h"
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x334E4E4148434E54;  // "TNCHANN3"
+constexpr uint64_t kChannelMark = 0x344E4E4148434E54;  // "TNCHANN4"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -32,6 +32,9 @@ struct ChannelEnd {
 
 struct alignas(64) ChannelSlot {
   std::atomic<uint64_t> sequence;  // of the item in it; 0: none
+  // The participants that use the slot: one that has loaned it or has received it from a queue, or all that
+  // read its item. A bit has no effect when the process of its participant has ended. Set under the mutex.
+  Mask holders;
   // Of the last item whose number is this slot's index plus a multiple of the number of slots: its slot.
   std::atomic<uint32_t> slot_of_item;
 };
@@ -43,7 +46,9 @@ struct ChannelState {
   uint32_t when_full;
   uint32_t reserved;
   uint64_t description_nbytes;
-  pthread_mutex_t mutex;  // robust (timed_lock.h); guards all following members and the states of the slots
+  // Robust (timed_lock.h). Guards all following members and the states of the slots, unless they say
+  // otherwise.
+  alignas(64) pthread_mutex_t mutex;
   std::atomic<uint64_t> last_sequence;
   std::atomic<uint64_t> gone_up_to;  // no slot has an item with this number or a smaller one
   std::atomic<uint64_t> received;

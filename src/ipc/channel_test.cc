@@ -108,6 +108,65 @@ TEST(Channel, AnItemOfWhichAViewLivesOnIsDroppedAndSaysSo) {
   EXPECT_EQ(try_loan(channel), TENON_OK);
 }
 
+TEST(Channel, AnItemOfWhichALeaseOrAnImportLivesOnIsDropped) {
+  const api::Channel channel = make(2);
+  api::Item leased = channel.loan(0s);
+  {
+    const api::Array array = leased.array(0);
+    const api::Lease lease(array, api::Access::kRead, 0, 0s);
+    EXPECT_EQ(code_of([&] { leased.send(); }), TENON_ERR_LEASE_ESCAPED);
+  }
+  EXPECT_EQ(code_of([&] { leased.send(); }), TENON_ERR_VALUE) << "it was dropped";
+  api::Item imported = channel.loan(0s);
+  {
+    const api::Array array = imported.array(0);
+    tenon_adoption adoption{};
+    adoption.struct_size = sizeof adoption;
+    adoption.data = array.desc().data;
+    adoption.device = {TENON_CPU, 0};
+    adoption.ndim = 1;
+    adoption.dtype = api::dtype_of<int64_t>();
+    adoption.shape = array.desc().shape;
+    tenon_error error = TENON_ERROR_INIT;
+    tenon_array* other = nullptr;
+    ASSERT_EQ(tenon_array_adopt(&adoption, &other, &error), TENON_OK) << error.message;
+    EXPECT_EQ(code_of([&] { imported.send(); }), TENON_ERR_LEASE_ESCAPED);
+    tenon_array_release(other);
+  }
+  EXPECT_EQ(channel.statistics().sent, 0U);
+}
+
+TEST(Channel, TheArraysOfAnItemLoseTheirMemoryWhenItIsSent) {
+  const api::Channel channel = make(2);
+  {
+    const api::Channel sender = api::Channel::open(channel.memory());
+    api::Item item = sender.loan(0s);
+    const api::Array array = item.array(0);
+    item.send();
+    EXPECT_EQ(channel.statistics().producers, 1);
+  }
+  EXPECT_EQ(channel.statistics().producers, 0) << "the lost array does not keep the channel open";
+  EXPECT_EQ(value_of(*channel.receive(0s)), 0);
+  api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0), again = item.array(0), other = item.array(1);
+  fill(item, 1);
+  item.send();
+  for (const api::Array* lost : {&array, &again, &other}) {
+    EXPECT_EQ(code_of([&] { const api::HostView view(*lost, api::Access::kWrite); }), TENON_ERR_MOVED);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(*lost, api::Access::kRead, 0, 0s); }), TENON_ERR_MOVED);
+  }
+  EXPECT_EQ(code_of([&] { (void)item.array(0); }), TENON_ERR_VALUE);
+  {
+    const std::optional<api::Item> received = channel.receive(0s);
+    EXPECT_EQ(value_of(*received), 1);
+    EXPECT_EQ(channel.statistics().in_use, 1);
+  }
+  EXPECT_EQ(channel.statistics().in_use, 0);
+  put(channel, 2);  // the lost arrays and their item do not keep the slot
+  put(channel, 3);
+  EXPECT_EQ(take(channel), 2);
+}
+
 TEST(Channel, ASlotIsKeptByTheLastViewOfItsItem) {
   const api::Channel channel = make(1, ChannelMode::kQueue, WhenFull::kDropOldest);
   put(channel, 1);
@@ -347,6 +406,75 @@ TEST(Channel, AForkedChildHasEndsOfItsOwn) {
   EXPECT_EQ(try_receive(channel), TENON_ERR_TIMEOUT) << "this process is still a producer";
 }
 
+TEST(Channel, AForkedChildNeitherSendsNorFreesTheItemsOfItsParent) {
+  const api::Channel channel = make(2);
+  put(channel, 1);
+  std::optional<api::Item> received = channel.receive(0s);
+  std::optional<api::Item> loan = channel.loan(0s);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    int failed = code_of([&] { loan->send(); }) == TENON_ERR_VALUE ? 0 : 1;
+    loan.reset();
+    received.reset();
+    if (channel.statistics().in_use != 2) failed = 2;
+    if (try_loan(channel) != TENON_ERR_TIMEOUT) failed = 3;
+    _exit(failed);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(channel.statistics().in_use, 2);
+  fill(*loan, 2);
+  loan->send();
+  EXPECT_EQ(take(channel), 2);
+}
+
+// It has no role any more, but the slots that it holds become free with its end.
+TEST(Channel, AProcessThatHasClosedFreesItsItemsWhenItEnds) {
+  const std::string name = new_name();
+  const api::Channel channel = make(1, ChannelMode::kQueue, WhenFull::kWait, name);
+  Peer consumer({"steered", name});
+  std::string line;
+  ASSERT_TRUE(consumer.hear(&line));
+  EXPECT_EQ(consumer.ask("receive"), error_of(TENON_ERR_TIMEOUT));
+  put(channel, 1);
+  EXPECT_EQ(consumer.ask("receive"), "ok 1 1");
+  EXPECT_EQ(consumer.ask("reopen"), "ok");
+  EXPECT_EQ(channel.statistics().consumers, 0);
+  EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT);
+  std::atomic<bool> has_slot{false};
+  std::thread lender([&] {
+    (void)channel.loan(kPatience);
+    has_slot = true;
+  });
+  std::this_thread::sleep_for(50ms);
+  EXPECT_FALSE(has_slot);
+  (void)consumer.end();
+  lender.join();
+}
+
+// The next process gets the place of the dead one in the segment, and must not inherit its slots.
+TEST(Channel, AProcessInThePlaceOfADeadOneHoldsNoneOfItsSlots) {
+  for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kLatest}) {
+    const std::string name = new_name();
+    const api::Channel channel = make(3, mode, WhenFull::kWait, name);
+    std::string line;
+    {
+      Peer dead({"steered", name});
+      ASSERT_TRUE(dead.hear(&line));
+      EXPECT_EQ(dead.ask("loan"), "ok");
+      put(channel, 1);
+      EXPECT_EQ(dead.ask("receive"), "ok 1 1");
+    }
+    Peer next({"steered", name});
+    ASSERT_TRUE(next.hear(&line));
+    for (const char* const verb : {"loan", "loan"}) EXPECT_EQ(next.ask(verb), "ok");
+    EXPECT_EQ(channel.statistics().in_use, 2);
+    for (const char* const verb : {"drop", "drop"}) EXPECT_EQ(next.ask(verb), "ok");
+    EXPECT_EQ(channel.statistics().in_use, 0);
+  }
+}
+
 TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
   constexpr int64_t kEach = 300, kProducers = 2, kConsumers = 3;
   const std::string name = new_name();
@@ -376,18 +504,25 @@ TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
   EXPECT_EQ(channel.statistics().in_use, 0);
 }
 
-// If this process cannot take further leases, no item that was sent may be lost.
-TEST(Channel, WhoCannotHaveASlotDropsNothing) {
-  const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kDropOldest);
-  for (int64_t i = 1; i <= 3; ++i) put(channel, i);
+// Items are not leases, of which a process has a limited number.
+TEST(Channel, AProcessHoldsMoreItemsThanLeases) {
+  constexpr int kSlots = kGrants + 40;
+  const api::Channel channel = make(kSlots);
   std::vector<std::unique_ptr<api::Lease>> leases;
   for (uint32_t i = 0; i < kGrants; ++i) {
     leases.push_back(std::make_unique<api::Lease>(channel.memory(), api::Access::kRead, 0, 0s));
     leases.back()->detach();  // else the next one would be a part of it
   }
-  EXPECT_NE(try_loan(channel), TENON_OK);
-  leases.clear();
-  for (int64_t i = 1; i <= 3; ++i) EXPECT_EQ(take(channel), i);
+  std::vector<api::Item> items;
+  for (int i = 0; i < kSlots; ++i) items.push_back(channel.loan(0s));
+  EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT);
+  for (api::Item& item : items) {
+    fill(item, 1);
+    item.send();
+  }
+  items.clear();
+  for (int i = 0; i < kSlots; ++i) items.push_back(*channel.receive(0s));
+  EXPECT_EQ(channel.statistics().in_use, kSlots);
 }
 
 TEST(Channel, WhatItHoldsIsKnownToWhomAttachesIt) {

@@ -251,24 +251,21 @@ class Inspection {
 
   void look_at_channel(const ChannelState& state, const FileBytes& bytes, ChannelReport* channel) {
     const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelSlot);
-    if (state.slots == 0 || state.slots >= header_.blocks || state.mode > TENON_CHANNEL_LATEST ||
-        state.when_full > TENON_WHEN_FULL_RAISE || at > bytes.size() ||
-        state.description_nbytes > bytes.size() - at) {
+    if (state.slots == 0 || state.mode > TENON_CHANNEL_LATEST || state.when_full > TENON_WHEN_FULL_RAISE ||
+        at > bytes.size() || state.description_nbytes > bytes.size() - at) {
       throw_error(Code::kValue, "its table of ", state.slots, " slots is damaged");
     }
     const auto* const states = reinterpret_cast<const ChannelSlot*>(bytes.data() + sizeof(ChannelState));
     channel->slots.resize(state.slots);
     for (uint32_t i = 0; i < state.slots; ++i) channel->slots[i].sequence = look(states[i].sequence);
-    for (const LeaseReport& lease : report_.leases) {
-      if (lease.is_granted && lease.block >= 1 && lease.block <= state.slots) {
-        channel->slots[lease.block - 1].holders.push_back(lease.pid);
-      }
-    }
     for (const PlaceReport& place : report_.places) {
       const ChannelEnd& end = state.ends[place.index];
       const uint32_t roles = look(end.roles);
       const bool is_same = look(end.generation) == look(control_.place(place.index).generation);
       if (!is_same || !place.is_live()) continue;
+      for (uint32_t i = 0; i < state.slots; ++i) {
+        if (has_bit(states[i].holders, place.index)) channel->slots[i].holders.push_back(place.process.pid);
+      }
       if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
       if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
     }

@@ -313,24 +313,6 @@ void ProcessLock::free_grant(GrantId grant) noexcept {
   }
   note_change(block());
   self.give_grant(grant);
-  if (idle_event_ != nullptr) signal_event(*idle_event_);
-}
-
-bool ProcessLock::is_idle() noexcept {
-  const Control& control = segment_.control();
-  Block& b = block();
-  if (is_empty(b.present)) return true;
-  bool is_idle = true;
-  visit_bits(b.present, [&](uint32_t p) {
-    if (!control.has_place(p)) return;
-    if (p != segment_.participant().index() && is_dead(look(life_word(control.life(p)))))
-      (void)reap(control, p);
-    for (const Grant& grant : used_grants(control.place(p))) {
-      const uint64_t word = look(grant.state);
-      is_idle &= !GrantState::is_lease(word) || GrantState::block(word) != index_;
-    }
-  });
-  return is_idle;
 }
 
 // Whether a process has another place in the segment than this one.

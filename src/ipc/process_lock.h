@@ -45,11 +45,6 @@ class ProcessLock final : public Gate {
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;
 
-  // For channels: the event is signaled whenever a grant of this process on the block is freed.
-  void set_idle_event(SharedEvent* event) noexcept { idle_event_ = event; }
-  // No process holds or waits for any of its bytes. Reaps dead processes.
-  bool is_idle() noexcept;
-
   Block& block() const noexcept { return segment_.block(index_); }
   Segment& segment() const noexcept { return segment_; }
 
@@ -104,7 +99,6 @@ class ProcessLock final : public Gate {
 
   Segment& segment_;
   const uint32_t index_;
-  SharedEvent* idle_event_ = nullptr;  // constant after the first use of the block
 };
 
 }  // namespace tenon::impl

@@ -222,6 +222,13 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
   users_.fetch_add(1, std::memory_order_relaxed);
 }
 
+std::span<std::byte> Segment::bytes_of(uint32_t index) const noexcept {
+  if (index >= header_.blocks) return {};
+  const Block& b = block(index);
+  const uint64_t begin = std::min(b.begin.load(std::memory_order_relaxed), data_nbytes());
+  return {data_ + begin, std::min(b.nbytes.load(std::memory_order_relaxed), data_nbytes() - begin)};
+}
+
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   if (index >= header_.blocks || participant_->index() == Participant::kNone) return false;
   Block& b = block(index);

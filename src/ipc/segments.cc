@@ -431,21 +431,8 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
   });
 }
 
-Ref<Array> Segments::sibling(const Array& first, uint32_t block) {
-  const BlockUse* const use = use_of(first);
-  if (use == nullptr || use->block != 0 || block >= use->segment->header().blocks) {
-    throw_error(Code::kValue, "the shared memory has no block ", block);
-  }
-  const std::scoped_lock locked(lock_);
-  Segment& segment = *use->segment;
-  const Block& b = segment.block(block);
-  const auto n = static_cast<int64_t>(b.nbytes.load(std::memory_order_relaxed));
-  const uint32_t generation = b.generation.load(std::memory_order_relaxed);
-  return Array::over(storage_of(begin_use(segment, block, generation, false), false), kBytes, {&n, 1}, 0);
-}
-
-ProcessLock& Segments::lock_of(const Array& array) noexcept {
-  return *static_cast<ProcessLock*>(array.storage().memory().gate);
+Segment& Segments::segment_of(const Array& array) noexcept {
+  return static_cast<ProcessLock*>(array.storage().memory().gate)->segment();
 }
 
 namespace {

@@ -41,14 +41,11 @@ class Segments {
   // A new array in C order. flags: TENON_ZEROED, TENON_SUBBYTE_PADDED. Fails with kNoMemory, kSystem, kType,
   // kValue (shape, options, or the name is taken), and on a device as Device::of.
   Ref<Array> create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
-  // A new segment of the host with one block for each size. Returns the first block as an array of bytes;
-  // sibling() returns the others. Fails as create().
+  // A new segment of the host with one block for each size. Returns the first block as an array of bytes. The
+  // bytes of the others stay as long as this array. Fails as create().
   Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
-  // Another block of the segment, as an array of bytes. first: the array of the first block. Fails with
-  // kValue (there is no such block).
-  Ref<Array> sibling(const Array& first, uint32_t block);
-  // The lock of the block of a shared array.
-  static ProcessLock& lock_of(const Array& array) noexcept;
+  // The segment of a shared array.
+  static Segment& segment_of(const Array& array) noexcept;
 
   // The array that a process of this user has created with this name. Fails with kNotFound, kValue (damaged),
   // kSystem.

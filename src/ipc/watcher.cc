@@ -124,7 +124,7 @@ size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
   *timeout_ns = kDeathSliceNs;
   for (Watch* const watch : watches_) {
     bool has_died = false;
-    if (!watch->channel_.add_lives(words, &n, &has_died)) *timeout_ns = kShortSliceNs;
+    if (!watch->channel_.add_lives(watch->shared_event_, words, &n, &has_died)) *timeout_ns = kShortSliceNs;
     if (has_died) watch->signal();
   }
   return n;

@@ -51,11 +51,11 @@ Outcome code_of(Attempt attempt) {
   }
 }
 Outcome receive(Channel& channel) {
-  return code_of([&] { return channel.receive(Deadline(0), nullptr); });
+  return code_of([&] { return channel.receive(Deadline(0)); });
 }
 
 void send(Channel& channel) {
-  const Ref<Item> item = channel.loan(Deadline(-1), nullptr);
+  const Ref<Item> item = channel.loan(Deadline(-1));
   channel.send(*item);
 }
 
@@ -112,14 +112,14 @@ TEST(Watcher, ADescriptorForLoansTellsOfFreeSlots) {
   for (const WhenFull when_full : {WhenFull::kWait, WhenFull::kRaise}) {
     const Ref<Channel> channel = make(1, when_full);
     const int fd = channel->descriptor(Access::kWrite);
-    Ref<Item> held = channel->loan(Deadline(0), nullptr);
+    Ref<Item> held = channel->loan(Deadline(0));
     for (int quiet = 0; quiet < 3;) {
       quiet = is_readable(fd, 20) ? 0 : quiet + 1;
-      EXPECT_NE(code_of([&] { return channel->loan(Deadline(0), nullptr); }), kFine);
+      EXPECT_NE(code_of([&] { return channel->loan(Deadline(0)); }), kFine);
     }
     held = {};
     EXPECT_TRUE(is_readable(fd, kWatchdogMs));
-    EXPECT_EQ(code_of([&] { return channel->loan(Deadline(0), nullptr); }), kFine);
+    EXPECT_EQ(code_of([&] { return channel->loan(Deadline(0)); }), kFine);
   }
 }
 
@@ -143,7 +143,7 @@ TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
     });
   }
   threads.emplace_back([&] {
-    const auto wait = [&] { return channel->receive(Deadline(1'000'000), nullptr); };
+    const auto wait = [&] { return channel->receive(Deadline(1'000'000)); };
     for (Outcome code = code_of(wait); code != Code::kClosed; code = code_of(wait)) {
       if (code == kFine) received.fetch_add(1);
     }
@@ -256,7 +256,7 @@ TEST(Watcher, TheEndOfAProcessIsTold) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(600);
-    const Ref<Item> item = channel->loan(Deadline(0), nullptr);
+    const Ref<Item> item = channel->loan(Deadline(0));
     (void)!::write(pipe_ends[1], "x", 1);
     pause();
   }
@@ -272,6 +272,40 @@ TEST(Watcher, TheEndOfAProcessIsTold) {
     code = receive(*channel);
   }
   EXPECT_EQ(code, Code::kOwnerDied);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+}
+
+// It has no role any more, but still holds the only slot.
+TEST(Watcher, TheEndOfAProcessThatHasClosedIsTold) {
+  const Ref<Channel> channel = make(1);
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(600);
+    const Ref<Item> item = channel->loan(Deadline(0));
+    channel->close();
+    (void)!::write(pipe_ends[1], "x", 1);
+    pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(pipe_ends[0], &byte, 1), 1);
+  const auto lend = [&] { return code_of([&] { return channel->loan(Deadline(0)); }); };
+  const int fd = channel->descriptor(Access::kWrite);
+  for (int quiet = 0; quiet < 3;) {
+    quiet = is_readable(fd, 20) ? 0 : quiet + 1;
+    EXPECT_EQ(lend(), Code::kTimeout);
+  }
+  kill(child, SIGKILL);
+  Outcome code = Code::kTimeout;
+  const Deadline watchdog(kWatchdogNs);
+  while (code == Code::kTimeout && !watchdog.has_passed()) {
+    ASSERT_TRUE(is_readable(fd, kWatchdogMs));
+    code = lend();
+  }
+  EXPECT_EQ(code, kFine);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   close(pipe_ends[0]);
   close(pipe_ends[1]);

@@ -6,6 +6,7 @@ Kernels that are delayed on purpose make a missing wait visible as wrong values.
 
 import gc
 import multiprocessing
+import subprocess
 import sys
 import time
 import traceback
@@ -280,3 +281,27 @@ def test_jax_shares_the_memory_both_ways():
     with tn.Feed(fill, tn.schema(data=("f4", (64, 1000)), label=("i4", (64,))), batches=10) as feed:
         ranges = [(float(data.min()), float(data.max())) for data, _ in feed.jax(device="cuda:0")]
     assert ranges == [(index, index) for index in range(10)]
+
+
+EXIT = """
+import ctypes, sys, time
+import tenon as tn
+
+kind, n, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+device = tn.zeros((1 << 22,), "f4", device="cuda:0")
+host = tn.zeros((1 << 22,), "f4", device="cuda_host") if kind == "pinned" else tn.zeros((1 << 22,), "f4")
+shared = tn.zeros((1 << 20,), "f4", device="cuda:0", shared=True)
+for _ in range(n):
+    tn.push(tn.copy, host, tn.overwrite(device))
+    tn.push(tn.copy, device, tn.overwrite(host))
+time.sleep(pause)
+ctypes.CDLL(None).exit(7)  # as the end of main() in C: Python does not wait for the copies
+"""
+
+
+@pytest.mark.parametrize("kind", ["host", "pinned"])
+@pytest.mark.parametrize(("n", "pause"), [(1, 0.0), (10, 0.02), (100, 0.0), (100, 0.002)])
+def test_a_program_may_exit_while_copies_are_queued(kind, n, pause):
+    command = (sys.executable, "-c", EXIT, kind, str(n), str(pause))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (7, "")

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Channel: a producer fills slots and sends them, and two consumers receive them. A slot's item is one
-// number, 0: none. A process that uses a slot holds its lock, which has no effect after the death of the
-// process (process_lock.pml models how deaths are noticed). The numbers change under one robust mutex. A
-// process that finds nothing to do announces itself at an event, reads the turn of the event, tries again,
-// and sleeps on the turn and on the life words of the others. (One that polls reads the same words instead.) Any two of the three processes die, each at any
-// step. The kernel then frees the mutex and wakes one of the processes that sleep on the life word. Nothing
-// else ends a sleep.
+// number, 0: none. The processes that use a slot are a set of bits; a bit has no effect after the death of its
+// process (process_lock.pml models how deaths are noticed). Numbers change, and bits are set, under one robust
+// mutex; a bit is cleared without it. A process that finds nothing to do announces itself at an event, reads the
+// turn of the event, tries again, and sleeps on the turn and on the life words of the others. (One that polls
+// reads the same words instead.) Any two of the three processes die, each at any step. The kernel then frees the
+// mutex and wakes one of the processes that sleep on the life word. Nothing else ends a sleep.
 //
 // Law: whenever no step is possible, no living process sleeps that could continue: no wake-up is lost. In the
 // end all slots can be used. At most one consumer receives an item. An item that was sent arrives, or was
@@ -29,7 +29,7 @@
 // variant: KEPT_QUIET refuted deadlock
 // CLOSED_LATE ends its role before it counts the end, and dies in between.
 // variant: CLOSED_LATE refuted deadlock
-// MARKED marks a slot as taken, where SOUND holds its lock.
+// MARKED counts the bits of dead processes, too.
 // variant: MARKED refuted deadlock
 // NUMBER_KEPT does not remove the number of a received item: it is received again.
 // variant: NUMBER_KEPT refuted assertion

@@ -270,7 +270,7 @@ def test_a_channel_is_shown_with_its_slots_and_ends(other, label):
     loan.drop()
     other.kill()
     shown = segment(label)["channel"]
-    assert [s["state"] for s in shown["slots"]] == ["held", "ready", "ready", "free"]
+    assert [s["state"] for s in shown["slots"]] == ["free", "ready", "ready", "free"]
     assert shown["consumers"] == []  # it does not live
     text = command("ls")
     assert "queue, when full wait; sent 3, received 1" in text and "fields x, k" in text
