@@ -130,9 +130,10 @@ bool Channel::is_alive(uint32_t p) const noexcept {
          look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
 }
 
-// The participant that this process is now, and its generation.
+// The participant that this process is now, and its generation, which is not 0. 0: it has no place.
 uint64_t Channel::taker() const noexcept {
   const Participant& self = segment_->participant();
+  if (self.index() == Participant::kNone) return 0;
   return uint64_t{self.index()} << 32 | self.place().generation.load(std::memory_order_relaxed);
 }
 

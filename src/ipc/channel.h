@@ -96,7 +96,7 @@ class Channel {
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
-    if (!refs_.decrement()) return;
+    if (!refs_.decrement_unlisted()) return;
     close();
     delete this;
   }
@@ -186,7 +186,7 @@ class Item {
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
-    if (refs_.decrement()) delete this;
+    if (refs_.decrement_unlisted()) delete this;
   }
 
  private:

@@ -2,6 +2,7 @@
 //
 // Forks, exec and limits of the system, with real processes: what a child can do with the shared arrays of
 // its parent, whichever of the two ends first, and the errors if a resource is exhausted.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -24,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "ipc/channel.h"
 #include "ipc/segments.h"
 #include "ipc/stand_in_testing.h"
 #include "tenon/engine.hpp"
@@ -346,6 +348,47 @@ TEST(Fork, ManyChildrenOneAfterTheOtherLeaveNoPlaceTaken) {
               0);
   }
   EXPECT_EQ(first_of(x), 2 * kParticipants - 1);
+}
+
+// All places are taken, so that the child gets none.
+TEST(Fork, AChildWithoutAPlaceLeavesTheItemsOfAChannelToItsParent) {
+  const tenon_field field{"x", {TENON_INT, 64, 1}, 0, nullptr};
+  const Ref<Channel> channel = Channel::create({&field, 1}, {3}, {});
+  Ref<Item> loan = channel->loan(Deadline(0)), dropped = channel->loan(Deadline(0));
+  Segment& segment = Segments::segment_of(channel->memory());
+  struct Other {
+    std::unique_ptr<MutexOwner> mutex_owner = std::make_unique<MutexOwner>();
+    std::unique_ptr<Segment> segment;
+  };
+  std::vector<Other> others;
+  while (others.size() + 1 < kParticipants) {
+    os::File file(::open(concat("/proc/self/fd/", segment.file().fd()).c_str(), O_RDWR | O_CLOEXEC));
+    Other& other = others.emplace_back();
+    other.segment = Segment::open(std::move(file), true, *other.mutex_owner);
+  }
+  const auto fails = [](auto attempt) {
+    try {
+      attempt();
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  };
+  EXPECT_EQ(in_child([&] {
+              if (segment.participant().index() != Participant::kNone) return 1;
+              if (!fails([&] { channel->send(*loan); })) return 2;
+              if (!fails([&] { (void)channel->loan(Deadline(0)); })) return 3;
+              if (!fails([&] { (void)channel->receive(Deadline(0)); })) return 4;
+              loan = {};
+              dropped = {};
+              return channel->statistics().in_use == 2 ? 0 : 5;
+            }),
+            0);
+  EXPECT_EQ(channel->statistics().in_use, 2U);
+  dropped = {};
+  channel->send(*loan);
+  EXPECT_EQ(channel->receive(Deadline(0))->sequence(), 1U);
+  EXPECT_EQ(channel->statistics().in_use, 0U);
 }
 
 TEST(Fork, AnAbandonedPlaceIsFreeAgain) {
