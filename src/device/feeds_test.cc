@@ -576,7 +576,7 @@ TEST_F(Feeds, NoScheduleReusesMemoryEarlyOrMissesAWait) {
   const uint64_t seed = new_seed();
   std::mt19937_64 random(seed);
   const auto draw = [&](uint64_t n) { return random() % n; };
-  const uint64_t schedules = repeats(uint64_t{1'000'000}, 1000, 200);
+  const uint64_t schedules = repeats(uint64_t{100'000}, 1000, 200);
   uint64_t done = 0;
   const auto run_feed = [&] {
     const auto workers = static_cast<int32_t>(draw(3));
