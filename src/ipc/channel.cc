@@ -254,7 +254,8 @@ uint64_t Channel::least_cursor() const noexcept {
 
 // The slot of one of the last plan_.slots items; kNoSlot: it was not sent, or is not in its slot any more.
 uint32_t Channel::slot_of(uint64_t sequence) const noexcept {
-  const uint32_t slot = look(slot_states_[sequence % plan_.slots].slot_of_item);
+  const bool is_last = sequence == look(state_->last_sequence);
+  const uint32_t slot = look(is_last ? state_->last_slot : slot_states_[sequence % plan_.slots].slot_of_item);
   return slot < plan_.slots && look(slot_states_[slot].sequence) == sequence ? slot : kNoSlot;
 }
 
@@ -632,6 +633,7 @@ void Channel::send(Item& item) {
       give_back(item);
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
+      publish(state_->last_slot, item.slot_);
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
       publish(slot_states_[item.slot_].sequence, sequence);
       item.sequence_ = sequence;

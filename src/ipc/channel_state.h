@@ -51,6 +51,8 @@ struct ChannelState {
   alignas(64) pthread_mutex_t mutex;
   std::atomic<uint64_t> last_sequence;
   std::atomic<uint64_t> gone_up_to;  // no slot has an item with this number or a smaller one
+  // The slot of the item last_sequence. In the cache line of the mutex: most receivers ask for this item.
+  std::atomic<uint32_t> last_slot;
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;
   std::atomic<uint64_t> deaths;
