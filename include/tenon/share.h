@@ -230,21 +230,19 @@ TENON_API tenon_channel_options tenon_channel_describe(const tenon_channel* chan
 TENON_API int32_t tenon_channel_field_count(const tenon_channel* channel);
 TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i); /* {0} if out of range */
 
-/* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: not used; may be NULL.
+/* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: as for tenon_view_open.
  * Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED, CLOSED, LEASE_CONFLICT (the channel is full,
  * with TENON_WHEN_FULL_RAISE). */
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
-/* Sends a loan. Its arrays lose their memory: later views, leases and ops of them fail with MOVED. Fails
- * with VALUE (the item is not a loan of this process), LEASE_ESCAPED (a view, a lease, an op or another
- * import uses the slot; the loan is then dropped), TIMEOUT (may be called again). Release the item in any
- * case. */
+/* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
+ * item is not a loan of this process), LEASE_ESCAPED (a view of it is open, or a lease or an op uses it; the
+ * loan is then dropped), TIMEOUT (may be called again). Release the item in any case. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
-/* Receives the next item. site: not used; may be NULL. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a
- * producer has died and no item is left; returned once for each consumer and each death, and the consumer may
- * continue), CLOSED (the last producer has left and no item is left; returned once, then the function waits
- * for a new producer). */
+/* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died and no item is
+ * left; returned once for each consumer and each death, and the consumer may continue), CLOSED (the last
+ * producer has left and no item is left; returned once, then the function waits for a new producer). */
 TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                              tenon_item** out, tenon_error* error);
 
@@ -263,7 +261,7 @@ TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, 
                                         tenon_error* error);
 
 /* The array of a field: a new reference, which keeps the item. It is read-only, except for a loan and for an
- * item of a queue. Fails with INDEX, and with VALUE after the item was sent. */
+ * item of a queue. Fails with INDEX. */
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
                                         tenon_error* error);
 TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* counts from 1; 0: not sent yet */

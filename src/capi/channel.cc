@@ -99,12 +99,12 @@ tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i) {
   return {part.name.c_str(), part.dtype, static_cast<int32_t>(part.shape.size()), part.shape.data()};
 }
 
-tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* /*site*/,
+tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                 tenon_item** out, tenon_error* error) {
   return guarded_poll(error, kNoRoom, [&] {
     not_null(channel, "channel");
     not_null(out, "out");
-    return give(unwrap(channel)->loan(Deadline::from_first_look(timeout_ns)), out);
+    return give(unwrap(channel)->loan(Deadline::from_first_look(timeout_ns), site), out);
   });
 }
 
@@ -115,12 +115,12 @@ tenon_status tenon_item_send(tenon_item* item, tenon_error* error) {
   });
 }
 
-tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* /*site*/,
+tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                    tenon_item** out, tenon_error* error) {
   return guarded_poll(error, kNoItem, [&] {
     not_null(channel, "channel");
     not_null(out, "out");
-    return give(unwrap(channel)->receive(Deadline::from_first_look(timeout_ns)), out);
+    return give(unwrap(channel)->receive(Deadline::from_first_look(timeout_ns), site), out);
   });
 }
 

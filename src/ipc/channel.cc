@@ -13,8 +13,8 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "ipc/ending_pace.h"
+#include "ipc/slot_gate.h"
 #include "ipc/watcher.h"
-#include "memory/known_memory.h"
 #include "sync/waiter.h"
 
 namespace tenon::impl {
@@ -112,11 +112,20 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
 void Channel::open_slots() {
   state_ = reinterpret_cast<ChannelState*>(memory_->data());
   slot_states_ = reinterpret_cast<ChannelSlot*>(state_ + 1);
-  segment_ = &Segments::segment_of(*memory_);
-  slot_nbytes_ = slot_nbytes_of(fields_);
+  segment_ = &Segments::instance().writable_segment_of(*memory_);
+  const uint64_t nbytes = slot_nbytes_of(fields_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
-  if (slots.size() / slot_nbytes_ < plan_.slots) throw_no_channel(*memory_);
-  slots_ = slots.data();
+  if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
+  Memory memory;
+  memory.gate = &segment_->set_lock(
+      1, std::make_unique<SlotGate>(*segment_, 1,
+                                    SlotGate::Slots{slots.data(), nbytes, plan_.slots, slot_states_}));
+  memory.nbytes = memory.extent_nbytes = nbytes;
+  const auto shape = static_cast<int64_t>(nbytes);
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    memory.data = memory.extent = slots.data() + i * nbytes;
+    slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
+  }
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
@@ -308,24 +317,47 @@ bool Channel::is_held(uint32_t slot) const noexcept {
   return has_holder;
 }
 
-// True: no process uses the slot.
-bool Channel::drop_dead_holders(uint32_t slot) noexcept {
-  Mask& holders = slot_states_[slot].holders;
-  bool is_free = true;
-  visit_bits(holders, [&](uint32_t p) {
-    if (is_alive(p)) {
-      is_free = false;
-    } else {
-      clear_bit(holders, p);
-    }
-  });
-  return is_free;
+// event: what the caller waits for. False if it is not a slot. Does not require the mutex.
+bool Channel::has_free_slot(const SharedEvent& event) const noexcept {
+  if (&event != &state_->room) return false;
+  const auto is_free = [](const ChannelSlot& slot) {
+    return look(slot.sequence) == 0 && is_empty(slot.holders);
+  };
+  return std::any_of(slot_states_, slot_states_ + plan_.slots, is_free);
 }
 
-void Channel::hold(Item& item, uint32_t slot) noexcept {
+// Removes the processes that have ended from the holders of all slots. True: there was one.
+bool Channel::drop_dead_holders() noexcept {
+  bool has_found = false;
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    visit_bits(slot_states_[i].holders, [&](uint32_t p) {
+      if (is_alive(p)) return;
+      clear_bit(slot_states_[i].holders, p);
+      has_found = true;
+    });
+  }
+  if (has_found) signal_event(state_->room);
+  return has_found;
+}
+
+// Takes the slot for an item. To write, it requires that no living process uses the slot. False: code of this
+// process still uses it.
+bool Channel::hold(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
   set_bit(slot_states_[slot].holders, segment_->participant().index());
   item.taker_ = taker();
   item.slot_ = slot;
+  item.is_readonly_ = access == Access::kRead;
+  LeaseFlags flags;
+  flags.is_overwrite = is_overwrite;
+  const std::optional<Error> refused =
+      item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(), site, Deadline(0));
+  if (!refused) {
+    item.lease_.detach();
+    return true;
+  }
+  give_back(item);
+  if (refused->code() == Code::kTimeout || refused->code() == Code::kDeadlock) return false;
+  throw Error(*refused);
 }
 
 // Ends the use of its slot. Does not require the mutex.
@@ -335,13 +367,23 @@ void Channel::give_back(Item& item) noexcept {
   clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
 }
 
-bool Channel::try_loan(Item& item, const Deadline& deadline) {
-  const TimedLock lock(state_->mutex, deadline, "lend from the channel");
-  take_role(kProducer);
-  return try_to_lend(item);
+// A view, a lease or an op of this process uses the slot.
+bool Channel::is_used_here(uint32_t slot) const noexcept {
+  const Array& array = *slots_[slot];
+  Queue& queue = lock_home(array.storage().home());
+  const bool is_used = queue.first_conflict(Access::kWrite, array.extent()) != nullptr ||
+                       queue.host_conflict(Access::kWrite, array.extent()) != nullptr;
+  queue.lock.unlock();
+  return is_used;
 }
 
-bool Channel::try_to_lend(Item& item) {
+bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
+  const TimedLock lock(state_->mutex, deadline, "lend from the channel");
+  take_role(kProducer);
+  return try_to_lend(item, site);
+}
+
+bool Channel::try_to_lend(Item& item, const char* site) {
   const uint32_t newest = plan_.mode == ChannelMode::kLatest ? newest_slot() : kNoSlot;
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
   const auto is_spare = [&](uint32_t i) {
@@ -351,11 +393,9 @@ bool Channel::try_to_lend(Item& item) {
     return plan_.mode == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen;
   };
   const auto try_slot = [&](uint32_t i) {
-    if (!drop_dead_holders(i)) return false;
-    // In this order: no item is lost if the process dies here.
-    hold(item, i);
+    // In this order: no item is lost if the slot is refused or the process dies here.
+    if (is_held(i) || !hold(item, i, Access::kWrite, true, site)) return false;
     publish(slot_states_[i].sequence, uint64_t{0});
-    item.state_.store(Item::State::kLoan, std::memory_order_relaxed);
     return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
@@ -371,8 +411,9 @@ bool Channel::try_to_lend(Item& item) {
       return true;
     }
   }
-  for (uint32_t i = 0; i < plan_.slots; ++i) (void)drop_dead_holders(i);  // so that add_lives() finds none
-  return look_at_ends() && try_to_lend(item);  // dead consumers do not receive the items of a broadcast
+  // So that add_lives() finds none. And dead consumers do not receive the items of a broadcast.
+  const bool has_changed = drop_dead_holders();
+  return (look_at_ends() || has_changed) && try_to_lend(item, site);
 }
 
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
@@ -411,7 +452,7 @@ bool Channel::is_still_empty() const noexcept {
   return are_alive;
 }
 
-bool Channel::try_receive(Item& item, const Deadline& deadline) {
+bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
   ChannelEnd& end = own_end();
@@ -419,15 +460,16 @@ bool Channel::try_receive(Item& item, const Deadline& deadline) {
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
-    item.sequence_ = look(slot_states_[slot].sequence);
-    item.is_readonly_ = !is_queue;
-    hold(item, slot);
-    if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
-    publish(end.cursor, item.sequence_);
-    publish(state_->received, look(state_->received) + 1);
-    return true;
+    if (hold(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
+      item.sequence_ = look(slot_states_[slot].sequence);
+      if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
+      publish(end.cursor, item.sequence_);
+      publish(state_->received, look(state_->received) + 1);
+      return true;
+    }
   }
   (void)look_at_ends();
+  if (slot != kNoSlot) return false;
   const uint64_t deaths = look(state_->deaths), seen = seen_deaths_.load(std::memory_order_relaxed);
   if (deaths > seen) {
     seen_deaths_.store(seen + 1, std::memory_order_relaxed);
@@ -605,9 +647,9 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
   }
 }
 
-Ref<Item> Channel::loan(const Deadline& deadline) {
+Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_loan(*item, deadline); };
+  const auto attempt = [&] { return try_loan(*item, deadline, site); };
   if (plan_.when_full == WhenFull::kRaise) {
     if (attempt() || try_once_more(state_->room, attempt)) return item;
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
@@ -617,19 +659,13 @@ Ref<Item> Channel::loan(const Deadline& deadline) {
 }
 
 void Channel::send(Item& item) {
-  using State = Item::State;
+  if (!item.lease_.is_held() || item.sequence_ != 0 || item.taker_ != taker()) {
+    throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
+  }
   {
     const TimedLock lock(state_->mutex, Deadline(gate_timeout_ns()), "send through the channel");
-    if (item.state_.load(std::memory_order_relaxed) != State::kLoan) {
-      throw_error(Code::kValue, "the item is not a loan of the channel, or was already sent");
-    }
-    if (item.taker_ != taker()) {
-      throw_error(Code::kValue,
-                  "the item is a loan of the process that has forked this one, which may send it");
-    }
-    // First: array() makes an array, and then looks whether the item was sent meanwhile.
-    item.state_.store(State::kSent, std::memory_order_relaxed);
-    if (item.lose_arrays()) {
+    (void)item.lease_.release();
+    if (!is_used_here(item.slot_)) {
       give_back(item);
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
@@ -637,8 +673,6 @@ void Channel::send(Item& item) {
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
       publish(slot_states_[item.slot_].sequence, sequence);
       item.sequence_ = sequence;
-    } else {
-      item.state_.store(State::kDropped, std::memory_order_relaxed);
     }
   }
   if (item.sequence_ == 0) {
@@ -647,12 +681,15 @@ void Channel::send(Item& item) {
                 "before you send, or keep a copy of its elements");
   }
   signal_event(state_->items);
+  // Other items may have become spare.
+  if (plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
+    signal_event(state_->room);
 }
 
-Ref<Item> Channel::receive(const Deadline& deadline) {
+Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_receive(*item, deadline); };
+  const auto attempt = [&] { return try_receive(*item, deadline, site); };
   return wait(state_->items, receive_budget_, deadline, "receive from", attempt) ? item : Ref<Item>();
 }
 
@@ -667,22 +704,11 @@ bool Channel::wait_for_item(const Deadline& deadline) {
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
 
-void Item::let_go(void* owner) noexcept { static_cast<Item*>(owner)->release(); }
-
 Item::~Item() {
+  (void)lease_.release();
   if (taker_ == 0) return;
   channel_->give_back(*this);
   signal_event(channel_->state_->room);
-}
-
-// Its arrays lose their memory. False: a view, a lease or an op uses one of them, and nothing has changed.
-// Requires a reference.
-bool Item::lose_arrays() noexcept {
-  const size_t n = KnownMemory::instance().take_all_out(channel_->data_of(slot_), channel_->slot_nbytes_,
-                                                        let_go, "tenon_item_send");
-  if (n == KnownMemory::kInUse) return false;
-  for (size_t i = 0; i < n; ++i) release();  // the references of its arrays
-  return true;
 }
 
 Ref<Array> Item::array(int32_t field) {
@@ -691,15 +717,14 @@ Ref<Array> Item::array(int32_t field) {
     throw_error(Code::kIndex, "the channel has no field ", field, ": it has ", parts.size(), " fields");
   }
   const Part& part = parts[static_cast<size_t>(field)];
-  // It lies on its own storage over the slot's bytes, which keeps the item. The extent of all is the slot.
-  Memory memory;
-  memory.extent = channel_->data_of(slot_);
-  memory.extent_nbytes = part.nbytes != 0 ? channel_->slot_nbytes_ : 0;
-  memory.data = memory.extent + part.offset;
+  // It lies on its own storage over the slot's bytes, which keeps the item.
+  Memory memory = channel_->slots_[slot_]->storage().memory();
+  memory.data += part.offset;
   memory.nbytes = part.nbytes;
   memory.owner = this;
-  memory.deleter = let_go;
+  memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
   memory.is_readonly = is_readonly_;
+  if (part.nbytes == 0) memory.extent_nbytes = 0;
   retain();
   Ref<Storage> storage;
   try {
@@ -709,9 +734,6 @@ Ref<Array> Item::array(int32_t field) {
     throw;
   }
   // From here on, the storage's deleter releases the item.
-  if (state_.load(std::memory_order_relaxed) == State::kSent) {
-    throw_error(Code::kValue, "the item was sent before: it has no arrays any more");
-  }
   return Array::over(std::move(storage), part.dtype, Dims(part.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }

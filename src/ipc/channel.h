@@ -4,8 +4,7 @@
 // its item and the set of processes that use it, in which a process that has ended does not count. So if a
 // process dies at any moment, its items are lost and its slots become free.
 //
-// In its process, a slot is memory like any other while an item has it: leases, views and ops of its arrays
-// take turns. Before an item is sent, all of them must have ended, and its arrays then lose the memory.
+// In its process, an item has a lease of its slot without an owner, under which all threads act.
 #pragma once
 
 #include <chrono>
@@ -13,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "array/array.h"
+#include "array/lease.h"
 #include "base/clock.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
@@ -71,8 +70,9 @@ class Channel {
   const ChannelPlan& plan() const noexcept { return plan_; }
 
   // A free slot. Null: the deadline left no time from the beginning, and no slot is free. Fails with
-  // kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free, and when_full is kRaise).
-  Ref<Item> loan(const Deadline& deadline);
+  // kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free, and when_full is kRaise; or this is a
+  // forked child with a view of the slot).
+  Ref<Item> loan(const Deadline& deadline, const char* site);
   // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays: the item is
   // dropped), kValue (not a loan), and, if another process holds the channel's mutex for longer than
   // gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be called again.
@@ -80,7 +80,7 @@ class Channel {
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
   // kTimeout, kInterrupted, kOwnerDied (a producer has died, and no item is left: once for each death),
   // kClosed (the last producer has closed, and no item is left: once, until there is a producer again).
-  Ref<Item> receive(const Deadline& deadline);
+  Ref<Item> receive(const Deadline& deadline, const char* site);
   // Waits until receive() would not wait. False: the deadline left no time from the beginning, and receive()
   // would wait. Fails with kTimeout, kInterrupted.
   bool wait_for_item(const Deadline& deadline);
@@ -109,7 +109,6 @@ class Channel {
   Channel() = default;
   ~Channel();
   void open_slots();
-  std::byte* data_of(uint32_t slot) const noexcept { return slots_ + slot * slot_nbytes_; }
   ChannelEnd& own_end() const noexcept;
   uint64_t taker() const noexcept;
   void take_role(ChannelRole role);
@@ -126,12 +125,14 @@ class Channel {
   uint64_t least_cursor() const noexcept;
   uint32_t newest_slot() const noexcept;
   bool is_held(uint32_t slot) const noexcept;
-  bool drop_dead_holders(uint32_t slot) noexcept;
-  void hold(Item& item, uint32_t slot) noexcept;
+  bool has_free_slot(const SharedEvent& event) const noexcept;
+  bool drop_dead_holders() noexcept;
+  bool hold(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
   void give_back(Item& item) noexcept;
-  bool try_loan(Item& item, const Deadline& deadline);
-  bool try_to_lend(Item& item);
-  bool try_receive(Item& item, const Deadline& deadline);
+  bool is_used_here(uint32_t slot) const noexcept;
+  bool try_loan(Item& item, const Deadline& deadline, const char* site);
+  bool try_to_lend(Item& item, const char* site);
+  bool try_receive(Item& item, const Deadline& deadline, const char* site);
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
   uint32_t slot_to_receive() const noexcept;
@@ -152,8 +153,7 @@ class Channel {
   Fields fields_;
   ChannelPlan plan_;
   Ref<Array> memory_;
-  std::byte* slots_ = nullptr;
-  uint64_t slot_nbytes_ = 0;
+  std::vector<Ref<Array>> slots_;
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
@@ -191,18 +191,15 @@ class Item {
 
  private:
   friend class Channel;
-  enum class State : uint8_t { kReceived, kLoan, kSent, kDropped };  // dropped: send() has failed
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
 
   ~Item();
-  static void let_go(void* owner) noexcept;
-  bool lose_arrays() noexcept;
 
   Ref<Channel> channel_;
+  Lease lease_;
   uint32_t slot_ = 0;
   uint64_t sequence_ = 0;
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
-  std::atomic<State> state_{State::kReceived};
   bool is_readonly_ = false;
   RefCount refs_;
 };

@@ -6,7 +6,9 @@
 //     consumers receive the items of each producer in order, as often as the mode says, and no item is torn.
 // channel_history_test: step by step against a model. channel_crash_test: kills at every store.
 #include <gtest/gtest.h>
+#include <poll.h>
 
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -108,63 +110,74 @@ TEST(Channel, AnItemOfWhichAViewLivesOnIsDroppedAndSaysSo) {
   EXPECT_EQ(try_loan(channel), TENON_OK);
 }
 
-TEST(Channel, AnItemOfWhichALeaseOrAnImportLivesOnIsDropped) {
-  const api::Channel channel = make(2);
-  api::Item leased = channel.loan(0s);
-  {
-    const api::Array array = leased.array(0);
-    const api::Lease lease(array, api::Access::kRead, 0, 0s);
-    EXPECT_EQ(code_of([&] { leased.send(); }), TENON_ERR_LEASE_ESCAPED);
-  }
-  EXPECT_EQ(code_of([&] { leased.send(); }), TENON_ERR_VALUE) << "it was dropped";
-  api::Item imported = channel.loan(0s);
-  {
-    const api::Array array = imported.array(0);
-    tenon_adoption adoption{};
-    adoption.struct_size = sizeof adoption;
-    adoption.data = array.desc().data;
-    adoption.device = {TENON_CPU, 0};
-    adoption.ndim = 1;
-    adoption.dtype = api::dtype_of<int64_t>();
-    adoption.shape = array.desc().shape;
-    tenon_error error = TENON_ERROR_INIT;
-    tenon_array* other = nullptr;
-    ASSERT_EQ(tenon_array_adopt(&adoption, &other, &error), TENON_OK) << error.message;
-    EXPECT_EQ(code_of([&] { imported.send(); }), TENON_ERR_LEASE_ESCAPED);
-    tenon_array_release(other);
-  }
-  EXPECT_EQ(channel.statistics().sent, 0U);
-}
-
-TEST(Channel, TheArraysOfAnItemLoseTheirMemoryWhenItIsSent) {
-  const api::Channel channel = make(2);
-  {
-    const api::Channel sender = api::Channel::open(channel.memory());
-    api::Item item = sender.loan(0s);
-    const api::Array array = item.array(0);
-    item.send();
-    EXPECT_EQ(channel.statistics().producers, 1);
-  }
-  EXPECT_EQ(channel.statistics().producers, 0) << "the lost array does not keep the channel open";
-  EXPECT_EQ(value_of(*channel.receive(0s)), 0);
+TEST(Channel, TheArraysOfAnItemAreRefusedAfterItWasSent) {
+  const std::string name = new_name();
+  const api::Channel channel = make(2, ChannelMode::kQueue, WhenFull::kWait, name);
+  Peer consumer({"steered", name});
+  std::string line;
+  ASSERT_TRUE(consumer.hear(&line));
+  EXPECT_EQ(consumer.ask("receive"), error_of(TENON_ERR_TIMEOUT));
   api::Item item = channel.loan(0s);
-  const api::Array array = item.array(0), again = item.array(0), other = item.array(1);
+  const api::Array array = item.array(0);
   fill(item, 1);
   item.send();
-  for (const api::Array* lost : {&array, &again, &other}) {
-    EXPECT_EQ(code_of([&] { const api::HostView view(*lost, api::Access::kWrite); }), TENON_ERR_MOVED);
-    EXPECT_EQ(code_of([&] { const api::Lease lease(*lost, api::Access::kRead, 0, 0s); }), TENON_ERR_MOVED);
+  const auto expect_refused = [&] {
+    std::string message;
+    EXPECT_EQ(code_of([&] { const api::HostView view(array, api::Access::kWrite); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kWrite, 0, 0s); }, &message),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_NE(message.find("sent or dropped"), std::string::npos) << message;
+    EXPECT_NE(
+        code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 2; }, api::write(array)).wait(); }),
+        TENON_OK);
+  };
+  expect_refused();
+  EXPECT_EQ(consumer.ask("receive"), "ok 1 1");
+  expect_refused();
+  EXPECT_EQ(consumer.ask("look"), "ok 1");
+}
+
+// The memory of an item belongs to the channel.
+TEST(Channel, TheArrayOfAnItemCannotBeMovedOut) {
+  const api::Channel channel = make(2);
+  const api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0);
+  tenon_memory moved{};
+  moved.struct_size = sizeof moved;
+  tenon_error error = TENON_ERROR_INIT;
+  EXPECT_EQ(tenon_array_move_out(array.get(), nullptr, &moved, &error), TENON_ERR_LEASE_CONFLICT);
+}
+
+// A send makes room, because an item is spare now, or can be dropped.
+TEST(Channel, ALoanThatWaitsIsWokenByASendThatMakesRoom) {
+  for (const Case& made :
+       {Case{ChannelMode::kLatest, WhenFull::kWait}, Case{ChannelMode::kQueue, WhenFull::kDropOldest},
+        Case{ChannelMode::kBroadcast, WhenFull::kWait}}) {
+    const int slots = made.mode == ChannelMode::kLatest ? 3 : 1;
+    const api::Channel channel = make(slots, made.mode, made.when_full);
+    std::vector<api::Item> loans;
+    if (slots == 3) put(channel, 1);
+    while (try_loan(channel) == TENON_OK) loans.push_back(channel.loan(0s));
+    pollfd poller{channel.descriptor(api::Access::kWrite), POLLIN, 0};
+    for (int quiet = 0; quiet < 3;) {
+      quiet = poll(&poller, 1, 20) == 1 ? 0 : quiet + 1;
+      EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT);
+    }
+    fill(loans.back(), 2);
+    loans.back().send();
+    EXPECT_EQ(poll(&poller, 1, 600'000), 1) << static_cast<int>(made.mode);
+    EXPECT_EQ(try_loan(channel), TENON_OK);
   }
-  EXPECT_EQ(code_of([&] { (void)item.array(0); }), TENON_ERR_VALUE);
-  {
-    const std::optional<api::Item> received = channel.receive(0s);
-    EXPECT_EQ(value_of(*received), 1);
-    EXPECT_EQ(channel.statistics().in_use, 1);
-  }
-  EXPECT_EQ(channel.statistics().in_use, 0);
-  put(channel, 2);  // the lost arrays and their item do not keep the slot
-  put(channel, 3);
-  EXPECT_EQ(take(channel), 2);
+}
+
+TEST(Channel, OneThatIsOpenedForReadingAloneIsUsedAsAnyOther) {
+  const std::string name = new_name();
+  const api::Channel channel = make(2, ChannelMode::kQueue, WhenFull::kWait, name);
+  put(channel, 1);
+  Peer peer({"reader", name});
+  EXPECT_EQ(peer.listen(), std::vector<std::string>{"1"});
+  EXPECT_EQ(peer.end(), 0);
 }
 
 TEST(Channel, ASlotIsKeptByTheLastViewOfItsItem) {
@@ -475,6 +488,55 @@ TEST(Channel, AProcessInThePlaceOfADeadOneHoldsNoneOfItsSlots) {
   }
 }
 
+TEST(Channel, AForkedChildMayNotUseTheItemsOfItsParent) {
+  const api::Channel channel = make(2);
+  api::Item loan = channel.loan(0s);
+  const api::Array array = loan.array(0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto is_refused = [](const api::Array& x) {
+      return code_of([&] { const api::HostView view(x, api::Access::kWrite); }) == TENON_ERR_LEASE_CONFLICT &&
+             code_of([&] { const api::Lease lease(x, api::Access::kWrite, 0, 0s); }) ==
+                 TENON_ERR_LEASE_CONFLICT;
+    };
+    _exit(is_refused(array) && is_refused(loan.array(0)) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  fill(loan, 1);
+}
+
+// It releases what it inherits when its parent has, and uses the same slots.
+TEST(Channel, AForkedChildSendsThroughTheSlotsOfItemsThatItInherits) {
+  const api::Channel channel = make(1);
+  put(channel, 1);
+  std::optional<api::Item> received = channel.receive(0s);
+  std::optional<api::Array> array = received->array(0);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    char go = 0;
+    if (::read(ends[0], &go, 1) != 1) _exit(2);
+    const tenon_status status = code_of([&] {
+      api::Item item = channel.loan(kPatience);
+      fill(item, 2);
+      item.send();
+    });
+    _exit(status == TENON_OK ? 0 : 1);
+  }
+  array.reset();
+  received.reset();
+  EXPECT_EQ(::write(ends[1], "x", 1), 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(take(channel), 2);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST(Channel, ThreadsOfOneProcessShareWhatComes) {
   constexpr int64_t kEach = 300, kProducers = 2, kConsumers = 3;
   const std::string name = new_name();
@@ -550,6 +612,20 @@ TEST(Channel, WhatItHoldsIsKnownToWhomAttachesIt) {
   EXPECT_EQ(code_of([&] { (void)make(2, ChannelMode::kQueue, WhenFull::kWait, name); }, &message),
             TENON_ERR_VALUE);
   EXPECT_NE(message.find(name), std::string::npos) << message;
+}
+
+// The bytes of a channel in other memory, whose next block is another array.
+TEST(Channel, ACopyOfAChannelIsRefused) {
+  const api::Channel channel = make(2);
+  const auto nbytes = static_cast<int64_t>(channel.memory().desc().nbytes);
+  std::vector<api::Array> others;
+  for (int i = 0; i < 3; ++i) others.push_back(api::zeros_shared({4 * nbytes}, api::dtype_of<uint8_t>()));
+  const api::Array own = api::Array::zeros<uint8_t>({4 * nbytes});
+  others.push_back(own);
+  for (const api::Array& other : others) {
+    std::memcpy(other.desc().data, channel.memory().desc().data, static_cast<size_t>(nbytes));
+    EXPECT_EQ(code_of([&] { (void)api::Channel::open(other); }), TENON_ERR_VALUE);
+  }
 }
 
 TEST(Channel, MemoryThatHoldsNoChannelIsRefused) {
@@ -656,6 +732,11 @@ INSTANTIATE_TEST_SUITE_P(Channel, Crowds, testing::ValuesIn(all_cases()), name_o
 int be_peer(const std::vector<std::string>& words) {
   Lines lines(STDIN_FILENO, STDOUT_FILENO);
   if (words[0] == "steered") be_steered(lines, words[1]);
+  if (words[0] == "reader") {
+    const api::Channel channel = api::Channel::open(api::attach(words[1], true));
+    lines.say(std::to_string(take(channel)));
+    channel.close();
+  }
   if (words[0] == "produce") produce(lines, words[1], std::stoll(words[2]), std::stoll(words[3]));
   if (words[0] == "consume") consume(lines, words[1], std::stoull(words[2]));
   return 0;

@@ -354,8 +354,8 @@ TEST(Fork, ManyChildrenOneAfterTheOtherLeaveNoPlaceTaken) {
 TEST(Fork, AChildWithoutAPlaceLeavesTheItemsOfAChannelToItsParent) {
   const tenon_field field{"x", {TENON_INT, 64, 1}, 0, nullptr};
   const Ref<Channel> channel = Channel::create({&field, 1}, {3}, {});
-  Ref<Item> loan = channel->loan(Deadline(0)), dropped = channel->loan(Deadline(0));
-  Segment& segment = Segments::segment_of(channel->memory());
+  Ref<Item> loan = channel->loan(Deadline(0), nullptr), dropped = channel->loan(Deadline(0), nullptr);
+  Segment& segment = Segments::instance().writable_segment_of(channel->memory());
   struct Other {
     std::unique_ptr<MutexOwner> mutex_owner = std::make_unique<MutexOwner>();
     std::unique_ptr<Segment> segment;
@@ -377,8 +377,8 @@ TEST(Fork, AChildWithoutAPlaceLeavesTheItemsOfAChannelToItsParent) {
   EXPECT_EQ(in_child([&] {
               if (segment.participant().index() != Participant::kNone) return 1;
               if (!fails([&] { channel->send(*loan); })) return 2;
-              if (!fails([&] { (void)channel->loan(Deadline(0)); })) return 3;
-              if (!fails([&] { (void)channel->receive(Deadline(0)); })) return 4;
+              if (!fails([&] { (void)channel->loan(Deadline(0), nullptr); })) return 3;
+              if (!fails([&] { (void)channel->receive(Deadline(0), nullptr); })) return 4;
               loan = {};
               dropped = {};
               return channel->statistics().in_use == 2 ? 0 : 5;
@@ -387,7 +387,7 @@ TEST(Fork, AChildWithoutAPlaceLeavesTheItemsOfAChannelToItsParent) {
   EXPECT_EQ(channel->statistics().in_use, 2U);
   dropped = {};
   channel->send(*loan);
-  EXPECT_EQ(channel->receive(Deadline(0))->sequence(), 1U);
+  EXPECT_EQ(channel->receive(Deadline(0), nullptr)->sequence(), 1U);
   EXPECT_EQ(channel->statistics().in_use, 0U);
 }
 

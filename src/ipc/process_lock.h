@@ -21,11 +21,12 @@
 namespace tenon::impl {
 
 // One for each block in each process. Threads: any.
-class ProcessLock final : public Gate {
+class ProcessLock : public Gate {
  public:
   ProcessLock(Segment& segment, uint32_t block);  // fails with std::bad_alloc
   ProcessLock(const ProcessLock&) = delete;
   ProcessLock& operator=(const ProcessLock&) = delete;
+  virtual ~ProcessLock() = default;
 
   bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
              Conflict* conflict) noexcept override;

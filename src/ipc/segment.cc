@@ -156,6 +156,12 @@ ProcessLock& Segment::lock(uint32_t block) {
   return *locks_[block];
 }
 
+ProcessLock& Segment::set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lock) {
+  const std::scoped_lock uses(uses_lock_);
+  if (!locks_[block]) locks_[block] = std::move(lock);
+  return *locks_[block];
+}
+
 Segment::~Segment() {
   memory_.reset();  // while the place shows the creator that this process uses the memory
   if (participant_) participant_->leave();
@@ -223,7 +229,7 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
 }
 
 std::span<std::byte> Segment::bytes_of(uint32_t index) const noexcept {
-  if (index >= header_.blocks) return {};
+  if (index >= header_.blocks || look(block(index).state) != BlockState::kUsed) return {};
   const Block& b = block(index);
   const uint64_t begin = std::min(b.begin.load(std::memory_order_relaxed), data_nbytes());
   return {data_ + begin, std::min(b.nbytes.load(std::memory_order_relaxed), data_nbytes() - begin)};

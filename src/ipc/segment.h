@@ -61,8 +61,11 @@ class Segment {
     std::byte* const base = memory_ != nullptr ? memory_->data() : data_;
     return base + control_.block(block).begin.load(std::memory_order_relaxed);
   }
-  // The bytes of a block on the host, as far as they lie inside of the data; none: there is no such block.
+  // The bytes of a used block on the host, as far as they lie inside of the data; none: there is no such
+  // block.
   std::span<std::byte> bytes_of(uint32_t block) const noexcept;
+  // The lock of the block from now on, unless the block has one. Fails with std::bad_alloc.
+  ProcessLock& set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lock);
   uint64_t data_nbytes() const noexcept { return header_.total_nbytes - header_.data_at; }
   Participant& participant() noexcept { return *participant_; }
   ProcessLock& lock(uint32_t block);

@@ -431,8 +431,15 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
   });
 }
 
-Segment& Segments::segment_of(const Array& array) noexcept {
-  return static_cast<ProcessLock*>(array.storage().memory().gate)->segment();
+Segment& Segments::writable_segment_of(const Array& first) {
+  const BlockUse* const use = use_of(first);
+  if (use == nullptr || use->block != 0 || first.data() != use->segment->data_of(0)) {
+    throw_error(Code::kValue, "the memory of shape ", shape_text(first.shape()),
+                " is not the first block of a shared memory");
+  }
+  const std::scoped_lock locked(lock_);
+  use->segment->make_writable();
+  return *use->segment;
 }
 
 namespace {

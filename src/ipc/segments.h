@@ -44,8 +44,9 @@ class Segments {
   // A new segment of the host with one block for each size. Returns the first block as an array of bytes. The
   // bytes of the others stay as long as this array. Fails as create().
   Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
-  // The segment of a shared array.
-  static Segment& segment_of(const Array& array) noexcept;
+  // The segment of an array that begins with the segment's first block. This process may write to it from now
+  // on. Fails with kValue (the array is not shared, or lies on another block), kSystem.
+  Segment& writable_segment_of(const Array& first);
 
   // The array that a process of this user has created with this name. Fails with kNotFound, kValue (damaged),
   // kSystem.

@@ -51,11 +51,11 @@ Outcome code_of(Attempt attempt) {
   }
 }
 Outcome receive(Channel& channel) {
-  return code_of([&] { return channel.receive(Deadline(0)); });
+  return code_of([&] { return channel.receive(Deadline(0), nullptr); });
 }
 
 void send(Channel& channel) {
-  const Ref<Item> item = channel.loan(Deadline(-1));
+  const Ref<Item> item = channel.loan(Deadline(-1), nullptr);
   channel.send(*item);
 }
 
@@ -112,14 +112,14 @@ TEST(Watcher, ADescriptorForLoansTellsOfFreeSlots) {
   for (const WhenFull when_full : {WhenFull::kWait, WhenFull::kRaise}) {
     const Ref<Channel> channel = make(1, when_full);
     const int fd = channel->descriptor(Access::kWrite);
-    Ref<Item> held = channel->loan(Deadline(0));
+    Ref<Item> held = channel->loan(Deadline(0), nullptr);
     for (int quiet = 0; quiet < 3;) {
       quiet = is_readable(fd, 20) ? 0 : quiet + 1;
-      EXPECT_NE(code_of([&] { return channel->loan(Deadline(0)); }), kFine);
+      EXPECT_NE(code_of([&] { return channel->loan(Deadline(0), nullptr); }), kFine);
     }
     held = {};
     EXPECT_TRUE(is_readable(fd, kWatchdogMs));
-    EXPECT_EQ(code_of([&] { return channel->loan(Deadline(0)); }), kFine);
+    EXPECT_EQ(code_of([&] { return channel->loan(Deadline(0), nullptr); }), kFine);
   }
 }
 
@@ -143,7 +143,7 @@ TEST(Watcher, NoItemIsMissedByThreadsThatPollOneDescriptor) {
     });
   }
   threads.emplace_back([&] {
-    const auto wait = [&] { return channel->receive(Deadline(1'000'000)); };
+    const auto wait = [&] { return channel->receive(Deadline(1'000'000), nullptr); };
     for (Outcome code = code_of(wait); code != Code::kClosed; code = code_of(wait)) {
       if (code == kFine) received.fetch_add(1);
     }
@@ -256,7 +256,7 @@ TEST(Watcher, TheEndOfAProcessIsTold) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(600);
-    const Ref<Item> item = channel->loan(Deadline(0));
+    const Ref<Item> item = channel->loan(Deadline(0), nullptr);
     (void)!::write(pipe_ends[1], "x", 1);
     pause();
   }
@@ -277,39 +277,55 @@ TEST(Watcher, TheEndOfAProcessIsTold) {
   close(pipe_ends[1]);
 }
 
-// It has no role any more, but still holds the only slot.
-TEST(Watcher, TheEndOfAProcessThatHasClosedIsTold) {
+// A process that has closed the channel, so that it has no role any more, and holds the only slot. It ends
+// while it holds the slot, or is stopped after it has freed it and before it signals this, or ends there.
+class WatcherEnds : public testing::TestWithParam<int> {};
+
+TEST_P(WatcherEnds, OfAProcessThatHasClosedAreTold) {
+  const bool frees = GetParam() != 0, is_killed = GetParam() != 1;
   const Ref<Channel> channel = make(1);
-  int pipe_ends[2];
+  int pipe_ends[2], go[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
+  ASSERT_EQ(pipe(go), 0);
   const pid_t child = fork();
   if (child == 0) {
     alarm(600);
-    const Ref<Item> item = channel->loan(Deadline(0));
+    Ref<Item> item = channel->loan(Deadline(0), nullptr);
     channel->close();
     (void)!::write(pipe_ends[1], "x", 1);
+    char byte = 0;
+    (void)!::read(go[0], &byte, 1);
+    (void)stop_at_store(2);  // the first clears its bit
+    item = {};
     pause();
   }
   char byte = 0;
   ASSERT_EQ(::read(pipe_ends[0], &byte, 1), 1);
-  const auto lend = [&] { return code_of([&] { return channel->loan(Deadline(0)); }); };
+  const auto lend = [&] { return code_of([&] { return channel->loan(Deadline(0), nullptr); }); };
   const int fd = channel->descriptor(Access::kWrite);
   for (int quiet = 0; quiet < 3;) {
     quiet = is_readable(fd, 20) ? 0 : quiet + 1;
     EXPECT_EQ(lend(), Code::kTimeout);
   }
-  kill(child, SIGKILL);
+  if (frees) {
+    ASSERT_EQ(::write(go[1], "x", 1), 1);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+    ASSERT_TRUE(WIFSTOPPED(status));
+  }
+  if (is_killed) kill(child, SIGKILL);
   Outcome code = Code::kTimeout;
   const Deadline watchdog(kWatchdogNs);
   while (code == Code::kTimeout && !watchdog.has_passed()) {
-    ASSERT_TRUE(is_readable(fd, kWatchdogMs));
+    ASSERT_TRUE(is_readable(fd, 20'000));
     code = lend();
   }
   EXPECT_EQ(code, kFine);
+  kill(child, SIGKILL);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
-  close(pipe_ends[0]);
-  close(pipe_ends[1]);
+  for (const int end : {pipe_ends[0], pipe_ends[1], go[0], go[1]}) close(end);
 }
+INSTANTIATE_TEST_SUITE_P(Watcher, WatcherEnds, testing::Values(0, 1, 2));
 
 }  // namespace
 }  // namespace tenon::impl

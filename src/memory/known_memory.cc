@@ -90,8 +90,6 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
 
 namespace {
 
-bool is_in_use(const Region& region) noexcept { return region.has_parts() || region.has_views(); }
-
 bool is_free_but_for(const Request& request, Queue& queue, const Extent& extent,
                      Conflict* conflict) noexcept {
   conflict->reason = Conflict::Reason::kHeld;
@@ -132,42 +130,6 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
   link(&storage, &gone_);
   heap_nbytes_ -= std::exchange(storage.heap_nbytes_, 0);
   return true;
-}
-
-size_t KnownMemory::take_all_out(const std::byte* data, size_t nbytes, Deleter deleter,
-                                 const char* at) noexcept {
-  Storage* found = nullptr;  // linked by next_dead_, because they stay alive
-  size_t n = 0;
-  bool is_free = true;
-  {
-    const Section section(*this);
-    sweep();
-    const auto overlap = first_overlap(address(data), address(data) + nbytes);
-    if (overlap == map_.end()) return 0;
-    Region* const region = overlap->second;
-    for (Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
-      if (!s->refs_.increment_if_alive()) continue;  // its deleter runs
-      s->next_dead_ = std::exchange(found, s);
-      is_free &= s->unchecked_.load(std::memory_order_relaxed) == 0 && s->memory_.deleter == deleter;
-      ++n;
-    }
-    {
-      const std::scoped_lock queue(region->lock);
-      is_free &= !is_in_use(*region);
-      for (Storage* s = is_free ? found : nullptr; s != nullptr; s = s->next_dead_) {
-        // pairs with: Storage::moved_at, "moved"
-        s->moved_at_.store(at, std::memory_order_release);
-        // pairs with: lock_home, "a home and its queue"
-        s->home_.store(&gone_, std::memory_order_release);
-      }
-    }
-    for (Storage* s = is_free ? found : nullptr; s != nullptr; s = s->next_dead_) {
-      unlink_from(s, region);
-      link(s, &gone_);
-    }
-  }
-  while (found != nullptr) std::exchange(found, found->next_dead_)->release();
-  return is_free ? n : kInUse;
 }
 
 // One address belongs to the host or to a device, whatever is made of it.
@@ -313,6 +275,8 @@ KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t
 }
 
 namespace {
+
+bool is_in_use(const Region& region) noexcept { return region.has_parts() || region.has_views(); }
 
 void set_gate(Region& region, Gate* gate) noexcept {
   if (gate == nullptr) return;

@@ -42,12 +42,6 @@ class KnownMemory {
   // line; lives forever.
   bool take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict);
 
-  // Removes all storages from the region that has these bytes, as take_out() does. Returns how many there
-  // were: their deleters will not run. kInUse: a part or a view uses the bytes, or a storage has another
-  // deleter or is used unchecked, and nothing has changed.
-  static constexpr size_t kInUse = SIZE_MAX;
-  size_t take_all_out(const std::byte* data, size_t nbytes, Deleter deleter, const char* at) noexcept;
-
   // A living storage that contains the bytes and keeps them alive, or null.
   Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 

@@ -46,6 +46,7 @@ struct Conflict {
     kNoPossession,  // a view needs a lease that covers it
     kOwnerDied,     // a process died while it was writing; the bytes may be partly written
     kMemoryDied,    // the process that had allocated the memory on a device has ended
+    kNotHeld,       // the item of a channel was sent, or another process has it
     kInherited,     // a forked child still has views from before the fork
     kTooMany,       // the process holds as many leases of this memory as there is room for
   };

@@ -141,7 +141,7 @@ void try_channel(std::span<const uint8_t> bytes) {
   const Overlay overlay(memory, bytes, kPlainNbytes, sizeof(ChannelState) - kPlainNbytes);
   try {
     const Ref<Channel> channel = Channel::of(Ref<Array>::share(&memory));
-    const Ref<Item> item = channel->loan(Deadline(0));
+    const Ref<Item> item = channel->loan(Deadline(0), nullptr);
     if (!item) return;
     for (size_t i = 0; i < channel->fields().parts().size(); ++i) {
       const Ref<Array> array = item->array(static_cast<int32_t>(i));

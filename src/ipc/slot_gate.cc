@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/slot_gate.h"
+
+#include <algorithm>
+
+namespace tenon::impl {
+namespace {
+
+constexpr GrantId kHeld = 1;
+
+}  // namespace
+
+bool SlotGate::holds(const Extent& extent) const noexcept {
+  const uint32_t self = segment().participant().index();
+  if (self == Participant::kNone || slots_.count == 0) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(slots_.data);
+  const auto slot_of = [&](uintptr_t address) {
+    const uint64_t slot = address <= begin ? 0 : (address - begin) / slots_.nbytes;
+    return static_cast<uint32_t>(std::min<uint64_t>(slot, slots_.count - 1));
+  };
+  for (uint32_t i = slot_of(extent.begin); i <= slot_of(std::max(extent.begin + 1, extent.end) - 1); ++i) {
+    if (!has_bit(slots_.states[i].holders, self)) return false;
+  }
+  return true;
+}
+
+bool SlotGate::enter(const Request& request, RequestPart& part, const Deadline&,
+                     Conflict* conflict) noexcept {
+  if (holds(asked_of(request, part).extent)) {
+    part.grant = kHeld;
+    return true;
+  }
+  conflict->reason = Conflict::Reason::kNotHeld;
+  return false;
+}
+
+Appended SlotGate::submit(Request& request, RequestPart& part, Conflict* conflict) noexcept {
+  return enter(request, part, Deadline(0), conflict) ? Appended::kGranted : Appended::kRefused;
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gate of the slots of a channel. The channel decides which process uses a slot (ChannelSlot::holders),
+// so no request waits here: it passes if this process holds the slots of its bytes. Else it is refused: the
+// item was sent, or belongs to the process that has forked this one.
+#pragma once
+
+#include <atomic>
+
+#include "ipc/channel_state.h"
+#include "ipc/process_lock.h"
+
+namespace tenon::impl {
+
+// One for each channel in each process; the lock of the block of the slots. Threads: any.
+class SlotGate final : public ProcessLock {
+ public:
+  struct Slots {
+    std::byte* data = nullptr;
+    uint64_t nbytes = 0;  // of each
+    uint32_t count = 0;
+    const ChannelSlot* states = nullptr;
+  };
+  SlotGate(Segment& segment, uint32_t block, const Slots& slots)
+      : ProcessLock(segment, block), slots_(slots) {}
+
+  bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
+             Conflict* conflict) noexcept override;
+  Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override;
+  bool cancel(RequestPart&) noexcept override { return false; }
+  void share(GrantId) noexcept override {}
+  void leave(GrantId, bool) noexcept override {}
+  void disown(GrantId) noexcept override {}
+  void visit_others(const Extent&, void (*)(const Holder&, void*), void*) noexcept override {}
+  bool describe_holder(const Asked&, Holder*) noexcept override { return false; }
+  uint64_t version() noexcept override { return 0; }  // no other process writes while this one has the item
+  void note_write() noexcept override {}
+  void note_kept_view() noexcept override {}
+  void return_quota(Request&) noexcept override {}
+  void heal(const Extent&) noexcept override {}
+  bool clear_deaths(const Extent&, const Deadline&, Conflict*) noexcept override { return true; }
+
+ private:
+  bool holds(const Extent& extent) const noexcept;
+
+  const Slots slots_;
+};
+
+}  // namespace tenon::impl
