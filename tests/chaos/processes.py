@@ -46,7 +46,9 @@ class Child(Steered):
         self._signal(signal.SIGUSR2)
 
     def has_ended(self, seconds=0.0):
-        return bool(select.select([self._pidfd], [], [], seconds)[0])
+        poller = select.poll()  # select() takes no descriptor from 1,024 on
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
 
     def end(self):
         """Kills it if need be, and returns its status."""
