@@ -586,7 +586,7 @@ void Channel::throw_timeout(const char* doing) const {
 template <class Try>
 bool Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
-  // Before the event is read, which other processes write to.
+  // First without a look at the event, because other processes write to its cache line.
   if (attempt()) return true;
   if (deadline.leaves_no_time()) return try_once_more(event, attempt);
   const int64_t began = now_ns();

@@ -5,14 +5,13 @@
 // item was sent, or belongs to the process that has forked this one.
 #pragma once
 
-#include <atomic>
-
 #include "ipc/channel_state.h"
 #include "ipc/process_lock.h"
 
 namespace tenon::impl {
 
-// One for each channel in each process; the lock of the block of the slots. Threads: any.
+// One for each channel in each process. It is the lock of the block of the slots, so that it has a place in
+// the order of all gates. Threads: any.
 class SlotGate final : public ProcessLock {
  public:
   struct Slots {

@@ -290,7 +290,7 @@ import tenon as tn
 kind, n, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 device = tn.zeros((1 << 22,), "f4", device="cuda:0")
 host = tn.zeros((1 << 22,), "f4", device="cuda_host") if kind == "pinned" else tn.zeros((1 << 22,), "f4")
-shared = tn.zeros((1 << 20,), "f4", device="cuda:0", shared=True)
+shared = tn.zeros((1 << 20,), "f4", device="cuda:0", shared=True)  # also ends with the process
 for _ in range(n):
     tn.push(tn.copy, host, tn.overwrite(device))
     tn.push(tn.copy, device, tn.overwrite(host))
