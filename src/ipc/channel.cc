@@ -113,6 +113,7 @@ void Channel::open_slots() {
   state_ = reinterpret_cast<ChannelState*>(memory_->data());
   slot_states_ = reinterpret_cast<ChannelSlot*>(state_ + 1);
   segment_ = &Segments::instance().writable_segment_of(*memory_);
+  ends_ = ChannelEnds(*segment_, *state_);
   const uint64_t nbytes = slot_nbytes_of(fields_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
@@ -130,15 +131,6 @@ void Channel::open_slots() {
   is_closed_.store(false, std::memory_order_relaxed);
 }
 
-ChannelEnd& Channel::own_end() const noexcept { return state_->ends[segment_->participant().index()]; }
-
-bool Channel::is_alive(uint32_t p) const noexcept {
-  const Control& control = segment_->control();
-  const ChannelEnd& end = state_->ends[p];
-  return control.has_place(p) && look(control.place(p).generation) == look(end.generation) &&
-         look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
-}
-
 // The participant that this process is now, and its generation, which is not 0. 0: it has no place.
 uint64_t Channel::taker() const noexcept {
   const Participant& self = segment_->participant();
@@ -150,7 +142,7 @@ uint64_t Channel::taker() const noexcept {
 void Channel::take_role(ChannelRole role) {
   if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
   if (segment_->participant().index() == Participant::kNone) throw_no_place();
-  ChannelEnd& end = own_end();
+  ChannelEnd& end = ends_.own();
   const uint64_t taker = this->taker();
   const auto generation = static_cast<uint32_t>(taker);
   // A forked child has none of its parent's roles.
@@ -159,7 +151,7 @@ void Channel::take_role(ChannelRole role) {
     roles_.store(0, std::memory_order_relaxed);
   }
   if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
-  (void)look_at_ends();  // this process may have the place of a process that died with a role
+  (void)ends_.end_dead();  // this process may have the place of a process that died with a role
   if (look(end.generation) != generation) {
     const uint32_t self = segment_->participant().index();
     for (uint32_t i = 0; i < plan_.slots; ++i) {  // of the process that had the place before
@@ -179,86 +171,17 @@ void Channel::take_role(ChannelRole role) {
   roles_.fetch_or(role, std::memory_order_seq_cst);
   // pairs with: Channel::close, "an opening that is closed"
   if (is_closed_.load(std::memory_order_seq_cst)) {
-    if (give_roles()) end_closed(end);
+    if (give_roles()) ends_.end_closed(end);
     throw_error(Code::kClosed, "the channel was closed here");
   }
   // So that sleeping processes also wait for this process' life.
-  wake_all();
-}
-
-// Wakes sleeping producers and consumers.
-void Channel::wake_all() noexcept {
-  signal_event(state_->items);
-  signal_event(state_->room);
-}
-
-// Ends the roles of processes that have died, and counts the deaths of producers. True: there were some.
-bool Channel::look_at_ends() noexcept {
-  bool has_found = false;
-  for (uint32_t p = 0; p < kParticipants; ++p) {
-    ChannelEnd& end = state_->ends[p];
-    end_closed(end);
-    const uint32_t roles = look(end.roles);
-    if (roles == 0 || is_alive(p)) continue;
-    has_found = true;
-    if ((roles & kProducer) != 0) count_death(end);
-    end_roles(end, roles);
-    wake_all();
-  }
-  return has_found;
-}
-
-// A death gets its number before it is counted. A process may be killed between the two steps, or before it
-// has ended the roles. Because of the number, the next process does not count the death again.
-void Channel::count_death(ChannelEnd& end) noexcept {
-  const auto finish = [this](const ChannelEnd& begun) {
-    const uint64_t deaths = look(state_->deaths);
-    if (look(begun.death) != deaths + 1) return;
-    store(state_->dead_pids[deaths % kKnownDead], look(begun.pid));
-    store(state_->deaths, deaths + 1);
-  };
-  if (look(end.death) == 0) {
-    std::ranges::for_each(state_->ends, finish);  // else an uncounted death could have the same number
-    store(end.death, look(state_->deaths) + 1);
-  }
-  finish(end);
-}
-
-// In this order: if the process is killed between the two stores, it still has the role, so that another
-// process ends it.
-void Channel::end_roles(ChannelEnd& end, uint32_t ended) noexcept {
-  const uint32_t roles = look(end.roles);
-  if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
-  publish(end.roles, roles & ~ended);
-}
-
-// Ends the roles for which the process has closed all openings.
-void Channel::end_closed(ChannelEnd& end) noexcept {
-  const uint32_t roles = look(end.roles);
-  for (const ChannelRole role : {kProducer, kConsumer}) {
-    if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
-  }
+  ends_.wake_all();
 }
 
 // There is no producer, and this opening has not reported it since the last one left.
 bool Channel::has_ended() const noexcept {
-  return count(kProducer) == 0 && look(state_->closings) > seen_closings_.load(std::memory_order_relaxed);
-}
-
-// The number of processes with this role.
-uint32_t Channel::count(ChannelRole role) const noexcept {
-  uint32_t n = 0;
-  for (const ChannelEnd& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
-  return n;
-}
-
-// The last item that all consumers have received.
-uint64_t Channel::least_cursor() const noexcept {
-  uint64_t least = UINT64_MAX;
-  for (const ChannelEnd& end : state_->ends) {
-    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
-  }
-  return least;
+  return ends_.count(kProducer) == 0 &&
+         look(state_->closings) > seen_closings_.load(std::memory_order_relaxed);
 }
 
 // The slot of one of the last plan_.slots items; kNoSlot: it was not sent, or is not in its slot any more.
@@ -313,7 +236,7 @@ uint32_t Channel::newest_slot() const noexcept {
 // A process that lives uses the slot. Does not require the mutex.
 bool Channel::is_held(uint32_t slot) const noexcept {
   bool has_holder = false;
-  visit_bits(slot_states_[slot].holders, [&](uint32_t p) { has_holder = has_holder || is_alive(p); });
+  visit_bits(slot_states_[slot].holders, [&](uint32_t p) { has_holder = has_holder || ends_.is_alive(p); });
   return has_holder;
 }
 
@@ -331,7 +254,7 @@ bool Channel::drop_dead_holders() noexcept {
   bool has_found = false;
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     visit_bits(slot_states_[i].holders, [&](uint32_t p) {
-      if (is_alive(p)) return;
+      if (ends_.is_alive(p)) return;
       clear_bit(slot_states_[i].holders, p);
       has_found = true;
     });
@@ -385,7 +308,7 @@ bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
 
 bool Channel::try_to_lend(Item& item, const char* site) {
   const uint32_t newest = plan_.mode == ChannelMode::kLatest ? newest_slot() : kNoSlot;
-  const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? least_cursor() : 0;
+  const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? ends_.least_cursor() : 0;
   const auto is_spare = [&](uint32_t i) {
     const uint64_t sequence = look(slot_states_[i].sequence);
     if (sequence == 0) return true;
@@ -413,12 +336,12 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   }
   // So that add_lives() finds none. And dead consumers do not receive the items of a broadcast.
   const bool has_changed = drop_dead_holders();
-  return (look_at_ends() || has_changed) && try_to_lend(item, site);
+  return (ends_.end_dead() || has_changed) && try_to_lend(item, site);
 }
 
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
 uint32_t Channel::slot_to_receive() const noexcept {
-  const uint64_t cursor = look(own_end().cursor);
+  const uint64_t cursor = look(ends_.own().cursor);
   if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
   const uint32_t newest = newest_slot();
   return newest != kNoSlot && look(slot_states_[newest].sequence) > cursor ? newest : kNoSlot;
@@ -448,14 +371,14 @@ bool Channel::is_still_empty() const noexcept {
   if (roles_taker_.load(std::memory_order_relaxed) != taker()) return false;
   if (coarse_now_ms() - empty_at_ms_.load(std::memory_order_relaxed) > kLookAtEndsMs) return false;
   bool are_alive = true;
-  visit_bits(peers_, [&](uint32_t p) { are_alive = are_alive && is_alive(p); });
+  visit_bits(peers_, [&](uint32_t p) { are_alive = are_alive && ends_.is_alive(p); });
   return are_alive;
 }
 
 bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
-  ChannelEnd& end = own_end();
+  ChannelEnd& end = ends_.own();
   const uint32_t signals = look(state_->items.signals);
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
@@ -468,7 +391,7 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
       return true;
     }
   }
-  (void)look_at_ends();
+  (void)ends_.end_dead();
   if (slot != kNoSlot) return false;
   const uint64_t deaths = look(state_->deaths), seen = seen_deaths_.load(std::memory_order_relaxed);
   if (deaths > seen) {
@@ -491,8 +414,8 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
 
 // Adds the words on which to sleep to notice the deaths of other processes. event: what the caller waits for;
 // a process without a role may still hold slots. False: there are too many words, or a process is ending, so
-// that its end will not wake this one. has_died: set to true if a process has died; then look_at_ends() must
-// be called.
+// that its end will not wake this one. has_died: set to true if a process has died; then ends_.end_dead()
+// must be called.
 bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
                         bool* has_died) const noexcept {
   const uint32_t self = segment_->participant().index();
@@ -505,7 +428,7 @@ bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
     const bool is_holder = (holders[p / 64] >> (p % 64) & 1) != 0;
     if (p == self || (look(state_->ends[p].roles) == 0 && !is_holder)) continue;
     (void)reap(segment_->control(), p);  // also one whose death the kernel could not mark
-    if (!is_alive(p)) {
+    if (!ends_.is_alive(p)) {
       *has_died = true;
     } else if (*n == os::kMostWords) {
       is_complete = false;
@@ -566,20 +489,8 @@ Channel::~Channel() {
   delete room_watch_.load(std::memory_order_relaxed);
 }
 
-// Names the stopped processes that have a role.
-std::string Channel::stopped_text() const {
-  std::string text;
-  for (uint32_t p = 0; p < kParticipants; ++p) {
-    const ChannelEnd& end = state_->ends[p];
-    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
-    text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
-                   command_of(segment_->control().place(p)), "), which is stopped");
-  }
-  return text.empty() ? text : text + ", uses it";
-}
-
 void Channel::throw_timeout(const char* doing) const {
-  throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", stopped_text());
+  throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", ends_.stopped_text());
 }
 
 // Tries until it succeeds: polls the event for a while, then sleeps. False: the deadline left no time.
@@ -620,7 +531,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     const ChannelStatistics now = statistics();
     return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
                   now.in_use, " are in use, ", now.producers, " producers and ", now.consumers, " consumers",
-                  stopped_text());
+                  ends_.stopped_text());
   };
   while (true) {
     os::Sleep words[os::kMostWords];
@@ -641,8 +552,8 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     if (has_died ||
         std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
       // The kernel wakes only one thread, and the process may have died before it signaled.
-      if (const TimedLock lock(state_->mutex); lock.is_held()) (void)look_at_ends();
-      if (will_be_woken) wake_all();  // else the other processes poll, too
+      if (const TimedLock lock(state_->mutex); lock.is_held()) (void)ends_.end_dead();
+      if (will_be_woken) ends_.wake_all();  // else the other processes poll, too
     }
   }
 }
@@ -697,7 +608,7 @@ bool Channel::wait_for_item(const Deadline& deadline) {
   const auto has_news = [&] {
     const TimedLock lock(state_->mutex, deadline, "receive from the channel");
     take_role(kConsumer);
-    (void)look_at_ends();
+    (void)ends_.end_dead();
     return slot_to_receive() != kNoSlot ||
            look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
   };
@@ -753,12 +664,12 @@ void Channel::close() noexcept {
   const bool has_ended = give_roles();
   for (int i = 0; has_ended && i < kTries; ++i) {
     if (const TimedLock lock(state_->mutex); lock.is_held()) {
-      end_closed(own_end());
+      ends_.end_closed(ends_.own());
       break;
     }
     sched_yield();
   }
-  wake_all();
+  ends_.wake_all();
 }
 
 // Removes the roles from this opening, without the mutex. True: it was the last opening of the process with
@@ -769,7 +680,7 @@ bool Channel::give_roles() noexcept {
   if (roles_taker_.load(std::memory_order_relaxed) != taker()) return false;
   bool has_ended = false;
   for (const ChannelRole role : {kProducer, kConsumer}) {
-    if ((roles & role) != 0) has_ended |= add(own_end().openings(role), ~0u) == 1;
+    if ((roles & role) != 0) has_ended |= add(ends_.own().openings(role), ~0u) == 1;
   }
   return has_ended;
 }
@@ -785,8 +696,8 @@ ChannelStatistics Channel::statistics() const {
     s.ready += look(slot_states_[i].sequence) != 0 ? 1 : 0;
     s.in_use += is_held(i) ? 1 : 0;
   }
-  s.producers = count(kProducer);
-  s.consumers = count(kConsumer);
+  s.producers = ends_.count(kProducer);
+  s.consumers = ends_.count(kConsumer);
   return s;
 }
 

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
+#include "ipc/channel_ends.h"
 #include "ipc/channel_state.h"
 #include "ipc/fields.h"
 #include "ipc/segments.h"
@@ -109,20 +110,10 @@ class Channel {
   Channel() = default;
   ~Channel();
   void open_slots();
-  ChannelEnd& own_end() const noexcept;
   uint64_t taker() const noexcept;
   void take_role(ChannelRole role);
   bool give_roles() noexcept;
-  bool is_alive(uint32_t participant) const noexcept;
-  void wake_all() noexcept;
-  bool look_at_ends() noexcept;
-  void count_death(ChannelEnd& end) noexcept;
-  std::string stopped_text() const;
-  void end_roles(ChannelEnd& end, uint32_t ended) noexcept;
-  void end_closed(ChannelEnd& end) noexcept;
   bool has_ended() const noexcept;
-  uint32_t count(ChannelRole role) const noexcept;
-  uint64_t least_cursor() const noexcept;
   uint32_t newest_slot() const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
@@ -157,6 +148,7 @@ class Channel {
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
+  ChannelEnds ends_;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/channel_ends.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/os.h"
+#include "ipc/deaths.h"
+
+namespace tenon::impl {
+
+bool ChannelEnds::is_alive(uint32_t p) const noexcept {
+  const Control& control = segment_->control();
+  const ChannelEnd& end = state_->ends[p];
+  return control.has_place(p) && look(control.place(p).generation) == look(end.generation) &&
+         look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
+}
+
+uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
+  uint32_t n = 0;
+  for (const ChannelEnd& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
+  return n;
+}
+
+uint64_t ChannelEnds::least_cursor() const noexcept {
+  uint64_t least = UINT64_MAX;
+  for (const ChannelEnd& end : state_->ends) {
+    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
+  }
+  return least;
+}
+
+std::string ChannelEnds::stopped_text() const {
+  std::string text;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    const ChannelEnd& end = state_->ends[p];
+    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
+    text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
+                   command_of(segment_->control().place(p)), "), which is stopped");
+  }
+  return text.empty() ? text : text + ", uses it";
+}
+
+bool ChannelEnds::end_dead() noexcept {
+  bool has_found = false;
+  for (uint32_t p = 0; p < kParticipants; ++p) {
+    ChannelEnd& end = state_->ends[p];
+    end_closed(end);
+    const uint32_t roles = look(end.roles);
+    if (roles == 0 || is_alive(p)) continue;
+    has_found = true;
+    if ((roles & kProducer) != 0) count_death(end);
+    end_roles(end, roles);
+    wake_all();
+  }
+  return has_found;
+}
+
+// A death gets its number before it is counted. A process may be killed between the two steps, or before it
+// has ended the roles. Because of the number, the next process does not count the death again.
+void ChannelEnds::count_death(ChannelEnd& end) noexcept {
+  const auto finish = [this](const ChannelEnd& begun) {
+    const uint64_t deaths = look(state_->deaths);
+    if (look(begun.death) != deaths + 1) return;
+    store(state_->dead_pids[deaths % kKnownDead], look(begun.pid));
+    store(state_->deaths, deaths + 1);
+  };
+  if (look(end.death) == 0) {
+    std::ranges::for_each(state_->ends, finish);  // else an uncounted death could have the same number
+    store(end.death, look(state_->deaths) + 1);
+  }
+  finish(end);
+}
+
+// In this order: if the process is killed between the two stores, it still has the role, so that another
+// process ends it.
+void ChannelEnds::end_roles(ChannelEnd& end, uint32_t ended) noexcept {
+  const uint32_t roles = look(end.roles);
+  if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
+  publish(end.roles, roles & ~ended);
+}
+
+void ChannelEnds::end_closed(ChannelEnd& end) noexcept {
+  const uint32_t roles = look(end.roles);
+  for (const ChannelRole role : {kProducer, kConsumer}) {
+    if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
+  }
+}
+
+void ChannelEnds::wake_all() noexcept {
+  signal_event(state_->items);
+  signal_event(state_->room);
+}
+
+}  // namespace tenon::impl

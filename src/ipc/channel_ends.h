@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The roles that processes have in a channel: how they end, and how the deaths of producers are counted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ipc/channel_state.h"
+#include "ipc/segment.h"
+
+namespace tenon::impl {
+
+// The ends of a channel, seen by this process. A value that refers to the channel's memory.
+// Threads: any. Functions that change the ends require the channel's mutex.
+class ChannelEnds {
+ public:
+  ChannelEnds() = default;
+  ChannelEnds(Segment& segment, ChannelState& state) noexcept : segment_(&segment), state_(&state) {}
+
+  // Requires that this process has a place in the segment.
+  ChannelEnd& own() const noexcept { return state_->ends[segment_->participant().index()]; }
+  // The process that took its role in this place lives.
+  bool is_alive(uint32_t place) const noexcept;
+  // The number of processes with this role.
+  uint32_t count(ChannelRole role) const noexcept;
+  // The last item that all consumers have received; UINT64_MAX: there is no consumer.
+  uint64_t least_cursor() const noexcept;
+  // Names the stopped processes that have a role, for messages.
+  std::string stopped_text() const;
+
+  // Ends the roles of processes that have died, and counts the deaths of producers. True: there were some.
+  bool end_dead() noexcept;
+  // Ends the roles for which the process has closed all openings.
+  void end_closed(ChannelEnd& end) noexcept;
+  // Wakes sleeping producers and consumers. Does not require the mutex.
+  void wake_all() noexcept;
+
+ private:
+  void count_death(ChannelEnd& end) noexcept;
+  void end_roles(ChannelEnd& end, uint32_t ended) noexcept;
+
+  Segment* segment_ = nullptr;
+  ChannelState* state_ = nullptr;
+};
+
+}  // namespace tenon::impl
