@@ -73,6 +73,7 @@ void Lease::describe(const Array& array, Access access, const LeaseFlags& flags,
   part_.extent = array.extent();
   part_.access = access;
   part_.is_overwrite = flags.is_overwrite && array.is_dense();
+  part_.grant = flags.grant;
   request_.ignores_dead_owner = flags.ignores_dead_owner;
   request_.heeds_gate_timeout = flags.heeds_gate_timeout;
   accepts_failure_ = flags.accepts_failure;

@@ -19,6 +19,7 @@ struct LeaseFlags {
   bool heeds_gate_timeout = false;
   bool accepts_failure = false;  // also if the memory holds no value; then the caller calls check_value()
   bool is_wait = false;          // it will be released at once
+  GrantId grant = kNoGrant;      // of gated memory, if this process has it already
 };
 
 // Never moves while it is held or requested; keeps the storage alive.

@@ -272,6 +272,7 @@ bool Channel::hold(Item& item, uint32_t slot, Access access, bool is_overwrite, 
   item.is_readonly_ = access == Access::kRead;
   LeaseFlags flags;
   flags.is_overwrite = is_overwrite;
+  flags.grant = SlotGate::kHeld;  // by the bit that was set above, which no other process clears
   const std::optional<Error> refused =
       item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(), site, Deadline(0));
   if (!refused) {
@@ -290,14 +291,12 @@ void Channel::give_back(Item& item) noexcept {
   clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
 }
 
-// A view, a lease or an op of this process uses the slot.
-bool Channel::is_used_here(uint32_t slot) const noexcept {
-  const Array& array = *slots_[slot];
-  Queue& queue = lock_home(array.storage().home());
-  const bool is_used = queue.first_conflict(Access::kWrite, array.extent()) != nullptr ||
-                       queue.host_conflict(Access::kWrite, array.extent()) != nullptr;
-  queue.lock.unlock();
-  return is_used;
+// Refuses all later uses of the arrays of a loan whose lease has ended: when this process has the slot again,
+// they must not use its next item. False: a view, a lease or an op of this process uses the slot.
+bool Channel::end_uses(Item& item) noexcept {
+  // pairs with: Item::array, "an item that was sent"
+  item.has_ended_.store(true, std::memory_order_seq_cst);
+  return Storage::end_parts(slots_[item.slot_]->storage(), &item);
 }
 
 bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
@@ -576,7 +575,7 @@ void Channel::send(Item& item) {
   {
     const TimedLock lock(state_->mutex, Deadline(gate_timeout_ns()), "send through the channel");
     (void)item.lease_.release();
-    if (!is_used_here(item.slot_)) {
+    if (end_uses(item)) {
       give_back(item);
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
@@ -616,10 +615,10 @@ bool Channel::wait_for_item(const Deadline& deadline) {
 }
 
 Item::~Item() {
+  const bool has_slot = taker_ != 0;
+  channel_->give_back(*this);  // first, so that no request that waits for the lease passes the gate
   (void)lease_.release();
-  if (taker_ == 0) return;
-  channel_->give_back(*this);
-  signal_event(channel_->state_->room);
+  if (has_slot) signal_event(channel_->state_->room);
 }
 
 Ref<Array> Item::array(int32_t field) {
@@ -629,7 +628,8 @@ Ref<Array> Item::array(int32_t field) {
   }
   const Part& part = parts[static_cast<size_t>(field)];
   // It lies on its own storage over the slot's bytes, which keeps the item.
-  Memory memory = channel_->slots_[slot_]->storage().memory();
+  Storage& slot = channel_->slots_[slot_]->storage();
+  Memory memory = slot.memory();
   memory.data += part.offset;
   memory.nbytes = part.nbytes;
   memory.owner = this;
@@ -639,12 +639,16 @@ Ref<Array> Item::array(int32_t field) {
   retain();
   Ref<Storage> storage;
   try {
-    storage = Storage::adopt(memory);
+    storage = part.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
   } catch (...) {
     release();
     throw;
   }
   // From here on, the storage's deleter releases the item.
+  // pairs with: Channel::end_uses, "an item that was sent"
+  if (has_ended_.load(std::memory_order_seq_cst)) {
+    throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
+  }
   return Array::over(std::move(storage), part.dtype, Dims(part.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }

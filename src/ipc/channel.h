@@ -120,7 +120,7 @@ class Channel {
   bool drop_dead_holders() noexcept;
   bool hold(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
   void give_back(Item& item) noexcept;
-  bool is_used_here(uint32_t slot) const noexcept;
+  bool end_uses(Item& item) noexcept;
   bool try_loan(Item& item, const Deadline& deadline, const char* site);
   bool try_to_lend(Item& item, const char* site);
   bool try_receive(Item& item, const Deadline& deadline, const char* site);
@@ -170,7 +170,8 @@ class Channel {
 // of them. Threads: any.
 class Item {
  public:
-  // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex.
+  // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex, and with
+  // kLeaseConflict (the item was sent).
   Ref<Array> array(int32_t field);
   // Of a received or sent item; 0: a loan.
   uint64_t sequence() const noexcept { return sequence_; }
@@ -193,6 +194,7 @@ class Item {
   uint64_t sequence_ = 0;
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
   bool is_readonly_ = false;
+  std::atomic<bool> has_ended_{false};  // it was sent, or dropped by send()
   RefCount refs_;
 };
 

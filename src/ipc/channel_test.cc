@@ -138,6 +138,33 @@ TEST(Channel, TheArraysOfAnItemAreRefusedAfterItWasSent) {
   EXPECT_EQ(consumer.ask("look"), "ok 1");
 }
 
+// Also while this process has the next item in the slot.
+TEST(Channel, TheArraysOfASentItemCannotUseTheNextItemOfItsSlot) {
+  const api::Channel channel = make(1);
+  api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0);
+  fill(item, 1);
+  item.send();
+  EXPECT_EQ(code_of([&] { (void)item.array(0); }), TENON_ERR_LEASE_CONFLICT);
+  const auto expect_refused = [&] {
+    EXPECT_EQ(code_of([&] { const api::HostView view(array, api::Access::kRead); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kRead, 0, 0s); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 9; }, api::write(array)); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { (void)array.copy(); }), TENON_ERR_LEASE_CONFLICT);
+  };
+  expect_refused();
+  {
+    const std::optional<api::Item> received = channel.receive(0s);
+    expect_refused();
+    EXPECT_EQ(value_of(*received), 1);
+  }
+  const api::Item next = channel.loan(0s);
+  expect_refused();
+}
+
 // The memory of an item belongs to the channel.
 TEST(Channel, TheArrayOfAnItemCannotBeMovedOut) {
   const api::Channel channel = make(2);

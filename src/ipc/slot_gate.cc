@@ -4,11 +4,6 @@
 #include <algorithm>
 
 namespace tenon::impl {
-namespace {
-
-constexpr GrantId kHeld = 1;
-
-}  // namespace
 
 bool SlotGate::holds(const Extent& extent) const noexcept {
   const uint32_t self = segment().participant().index();

@@ -63,6 +63,32 @@ Ref<Storage> KnownMemory::add_to(const Memory& memory, size_t heap_nbytes, MakeR
   return Ref<Storage>::adopt(storage);
 }
 
+Ref<Storage> KnownMemory::add_part(Storage& whole, const Memory& memory) {
+  const Section section(*this);
+  sweep();
+  return add_to(memory, 0, [&] { return &whole.region(); });
+}
+
+bool KnownMemory::end_parts(Storage& whole, const void* owner) noexcept {
+  const Section section(*this);
+  sweep();
+  Region* const region = &whole.region();
+  const Extent extent{address(whole.data()), address(whole.data()) + whole.nbytes()};
+  const std::scoped_lock queue(region->lock);
+  if (region->first_conflict(Access::kWrite, extent) != nullptr) return false;
+  if (region->host_conflict(Access::kWrite, extent) != nullptr) return false;
+  Storage* next = nullptr;
+  for (Storage* s = region->storages_; s != nullptr; s = next) {
+    next = s->next_on_region_;
+    if (s->memory_.owner != owner) continue;
+    // pairs with: lock_home, "a home and its queue"
+    s->home_.store(&sent_, std::memory_order_release);
+    unlink_from(s, region);
+    link(s, &sent_);
+  }
+  return true;
+}
+
 Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
   const uintptr_t begin = address(of.data());
   const Section section(*this);
@@ -192,7 +218,7 @@ void KnownMemory::unlink_from(Storage* storage, Region* region) noexcept {
   if (storage->next_on_region_ != nullptr) storage->next_on_region_->previous_on_region_ = previous;
   if (!indexes_.empty()) [[unlikely]]
     unindex_storage(*region, storage);
-  if (region->storages_ == nullptr && region != &gone_) make_idle(region);
+  if (region->storages_ == nullptr && region != &gone_ && region != &sent_) make_idle(region);
 }
 
 Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access access) {

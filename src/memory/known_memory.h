@@ -33,6 +33,10 @@ class KnownMemory {
   // A new storage for memory, on the region of its extent.
   Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
 
+  // See Storage::adopt_part and end_parts.
+  Ref<Storage> add_part(Storage& whole, const Memory& memory);
+  bool end_parts(Storage& whole, const void* owner) noexcept;
+
   // A new storage for the memory of another one, which it keeps alive, on a region of its own that is not in
   // the map. Null: the memory was moved out.
   Ref<Storage> add_unchecked(Storage& storage);
@@ -68,7 +72,10 @@ class KnownMemory {
     size_t longest = 0;  // no storage in it has more bytes
   };
 
-  KnownMemory() noexcept { gone_.set_memory(Queue::Memory::kGone); }
+  KnownMemory() noexcept {
+    gone_.set_memory(Queue::Memory::kGone);
+    sent_.set_memory(Queue::Memory::kSent);
+  }
 
   // Holds the lock. After unlocking, its destructor deletes the failures of memory that no longer exists,
   // because that may run code of users.
@@ -136,7 +143,9 @@ class KnownMemory {
   std::vector<Storage*> spare_storages_;
   // Regions are reused but never freed: a thread may still lock one whose memory was merged with another.
   Region* spare_regions_ = nullptr;
-  Region gone_;  // of storages whose memory was moved out; not in the map
+  // Not in the map: of storages whose memory was moved out, and of the arrays of items that were sent.
+  Region gone_;
+  Region sent_;
   std::vector<Map::node_type> spare_nodes_;
   FailedRange* forgotten_ = nullptr;  // to be deleted by the Section
   uint64_t storages_ = 0;

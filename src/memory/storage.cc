@@ -110,6 +110,14 @@ Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed, tenon_device devic
 
 Ref<Storage> Storage::adopt(const Memory& memory) { return KnownMemory::instance().add(memory, 0); }
 
+Ref<Storage> Storage::adopt_part(Storage& whole, const Memory& memory) {
+  return KnownMemory::instance().add_part(whole, memory);
+}
+
+bool Storage::end_parts(Storage& whole, const void* owner) noexcept {
+  return KnownMemory::instance().end_parts(whole, owner);
+}
+
 Ref<Storage> Storage::find(const std::byte* data, size_t nbytes, Access access) {
   return KnownMemory::instance().find(data, nbytes, access);
 }

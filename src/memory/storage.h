@@ -46,6 +46,14 @@ class Storage {
   // kLeaseConflict if the extent bridges regions that are in use.
   static Ref<Storage> adopt(const Memory& memory);
 
+  // Takes ownership of some of the bytes of a living storage. Requires that both have the same extent, device
+  // and gate, so that the new storage is on the same region. On failure the deleter does not run. Fails with
+  // std::bad_alloc.
+  static Ref<Storage> adopt_part(Storage& whole, const Memory& memory);
+  // Refuses all later uses of the parts with this owner (Reason::kNotHeld). False: a request or a view uses
+  // the bytes of the whole, and nothing has changed.
+  static bool end_parts(Storage& whole, const void* owner) noexcept;
+
   // A living storage that can lend the bytes, or null.
   static Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
 

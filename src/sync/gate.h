@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory that is shared with other processes. A request that is granted in the queue of this process must
-// then pass the gate, where the processes take turns.
+// then pass the gate, where the processes take turns, unless it has a grant already.
 //
 // A request is first granted in all of its queues, then passes their gates one by one, in an order that is
 // the same in every process. So a request that waits at a gate waits only for requests that run or that are

@@ -379,7 +379,8 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
 
 RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const noexcept {
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
-    if (e->needs_grant || e->grant == kNoGrant || e->request->kind != HolderKind::kLease) continue;
+    if (!e->is_granted || e->needs_grant || e->grant == kNoGrant) continue;
+    if (e->request->kind != HolderKind::kLease) continue;
     if (e->request->is_detached.load(std::memory_order_relaxed) && allows(*e, extent, access)) return e;
   }
   return nullptr;

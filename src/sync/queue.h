@@ -62,11 +62,13 @@ class Queue : public QueueBase {
   static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
   uint64_t birth() const noexcept { return birth_; }
-  // The kind of memory. Gone: it was moved out, so each request is refused. On a device: the host can neither
-  // read nor write it, so views that are not on a stream are refused.
-  enum class Memory : uint8_t { kHost, kDevice, kGone };
+  // The kind of memory. Gone: it was moved out, so each request is refused. Sent: it belongs to an item of a
+  // channel that was sent, likewise. On a device: the host can neither read nor write it, so views that are
+  // not on a stream are refused.
+  enum class Memory : uint8_t { kHost, kDevice, kGone, kSent };
   void set_memory(Memory memory) noexcept { memory_ = memory; }
   bool is_gone() const noexcept { return memory_ == Memory::kGone; }
+  bool is_sent() const noexcept { return memory_ == Memory::kSent; }
   bool is_plain() const noexcept { return memory_ == Memory::kHost; }
   // The gate of memory that is shared with other processes (gate.h); null: not shared. Constant while a part
   // or view with a grant is here, so that its owner may read it without the lock.
@@ -80,9 +82,12 @@ class Queue : public QueueBase {
     return head_ != nullptr || bound_views_ != 0 || (gate_ != nullptr && views_ != nullptr);
   }
   bool has_parts() const noexcept { return head_ != nullptr; }
-  // Memory of the host, of this process alone, on which a lease or a call meets nothing that it waits for.
-  bool is_idle() const noexcept {
-    return head_ == nullptr && bound_views_ == 0 && gate_ == nullptr && is_plain();
+  // Memory of the host on which this part of a lease or a call meets nothing that it waits for, in this
+  // process or at the gate. In gated memory, a view may be one that a forked child has of its parent, which
+  // is in the way.
+  bool is_idle_for(const RequestPart& part) const noexcept {
+    if (head_ != nullptr || bound_views_ != 0 || !is_plain()) return false;
+    return gate_ == nullptr || (part.grant != kNoGrant && views_ == nullptr);
   }
   bool has_views() const noexcept { return views_ != nullptr; }
   bool has_bound_views() const noexcept { return bound_views_ != 0; }
@@ -94,7 +99,7 @@ class Queue : public QueueBase {
 
   // Appends a part. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
-  // Appends a part of a lease or a call to an idle queue. It is granted.
+  // Appends a part of a lease or a call to a queue that is idle for it. It is granted.
   void append_alone(RequestPart* part) noexcept;
   // Inserts a part before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;

@@ -55,7 +55,8 @@ struct RequestPart {
   // In a gated queue: it has no grant yet, so that nothing may act under it. Guarded by the lock of the
   // queue.
   bool needs_grant = false;
-  // Other threads may read it with the lock of the queue and if needs_grant is false.
+  // Other threads may read it with the lock of the queue and if needs_grant is false. Set before the part is
+  // appended if this process has the grant already.
   GrantId grant = kNoGrant;
 
   // Set by append(); constant while the request is appended. False: the request acts without this part.

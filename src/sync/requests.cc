@@ -117,6 +117,15 @@ Appended refuse(Conflict* conflict, Conflict::Reason reason, const Holder& holde
   return Appended::kRefused;
 }
 
+// Memory that was given away.
+Appended check_memory(const Queue& queue, Conflict* conflict) noexcept {
+  if (queue.is_plain()) [[likely]]
+    return Appended::kGranted;
+  if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (queue.is_sent()) return refuse(conflict, Conflict::Reason::kNotHeld, {});
+  return Appended::kGranted;
+}
+
 // The body of an op uses memory that it did not create and did not declare.
 bool is_undeclared(const Queue& queue) noexcept {
   return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
@@ -131,7 +140,7 @@ Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
 
 Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
   part.waits_for_host = false;
-  if (part.queue->is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (check_memory(*part.queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (on_host == OnHost::kIgnore) return Appended::kGranted;
   const View* const view = part.queue->host_conflict(part.access, part.extent);
   // A requested view counts, too: else the push would wait for that view, and the view for the push.
@@ -174,7 +183,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
                            Conflict* conflict) noexcept {
   Queue& queue = *part.queue;
   part.waits_for_host = false;
-  if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+  if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (queue.has_parts()) {
     RequestPart* const own = queue.own_part_for(part.extent, part.access);
     if (own != nullptr && Queue::allows(*own, part.extent, part.access)) {
@@ -201,12 +210,14 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
 bool append_alone(Request& request) noexcept {
   if (request.parts.size() != 1 || request.kind == HolderKind::kOp || request.traits != 0) return false;
   RequestPart& part = request.parts[0];
-  if (!part.queue->is_idle() || this_thread.running != 0) return false;
+  if (!part.queue->is_idle_for(part) || this_thread.running != 0) return false;
   part.request = &request;
   part.is_appended = true;
   part.needs_grant = part.waits_for_host = part.is_overwriting = false;
   part.queue->append_alone(&part);
-  request.is_gated = false;
+  request.is_gated = part.queue->gate() != nullptr;
+  if (request.is_gated) [[unlikely]]
+    request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
   request.missing.store(0, std::memory_order_relaxed);
   return true;
 }
@@ -431,7 +442,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
 // Requires the lock of the queue.
 Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
   if (!queue.is_plain()) [[unlikely]] {
-    if (queue.is_gone()) return refuse(conflict, Conflict::Reason::kMoved, {});
+    if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
     if (view.device == nullptr) return refuse(conflict, Conflict::Reason::kOnDevice, {});
   }
   if (view.extent.end == 0) {  // a view without bytes never waits

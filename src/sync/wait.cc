@@ -368,6 +368,11 @@ bool BlockingRequest::pass_or_withdraw(const Deadline& deadline, Conflict* confl
 
 namespace {
 
+// Of a request that has been granted in its queues.
+bool has_grants(const Request& request) noexcept {
+  return !request.is_gated || std::ranges::none_of(request.parts, &RequestPart::needs_grant);
+}
+
 // The first part that is not granted; null: all have been granted meanwhile.
 const RequestPart* first_missing(const Request& request) noexcept {
   for (const RequestPart& part : request.parts) {
@@ -384,7 +389,7 @@ bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noex
   is_ready_.store(0, std::memory_order_relaxed);
   const Appended appended = append(*this, OnHost::kIgnore, conflict);
   if (appended == Appended::kRefused) return false;
-  if (appended == Appended::kGranted) return !is_gated || pass_or_withdraw(deadline, conflict);
+  if (appended == Appended::kGranted) return has_grants(*this) || pass_or_withdraw(deadline, conflict);
   WaitNode node;
   node.actor = owner;
   node.is_thread = owner.thread == this_thread_id();  // else it waits on behalf of another thread
