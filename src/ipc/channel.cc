@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "ipc/ending_pace.h"
 #include "ipc/slot_gate.h"
 #include "ipc/watcher.h"
@@ -186,9 +187,15 @@ bool Channel::has_ended() const noexcept {
 
 // The slot of one of the last plan_.slots items; kNoSlot: it was not sent, or is not in its slot any more.
 uint32_t Channel::slot_of(uint64_t sequence) const noexcept {
+  const auto has_item = [&](uint32_t slot) {
+    return slot < plan_.slots && look(slot_states_[slot].sequence) == sequence;
+  };
   const bool is_last = sequence == look(state_->last_sequence);
-  const uint32_t slot = look(is_last ? state_->last_slot : slot_states_[sequence % plan_.slots].slot_of_item);
-  return slot < plan_.slots && look(slot_states_[slot].sequence) == sequence ? slot : kNoSlot;
+  if (is_last) {
+    if (const uint32_t recent = look(state_->recent_slot); has_item(recent)) return recent;
+  }
+  const uint32_t slot = look(slot_states_[sequence % plan_.slots].slot_of_item);
+  return has_item(slot) ? slot : kNoSlot;
 }
 
 // The slot with the oldest item after this one. Compares all slots only if it may be older than the last
@@ -318,6 +325,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
     // In this order: no item is lost if the slot is refused or the process dies here.
     if (is_held(i) || !hold(item, i, Access::kWrite, true, site)) return false;
     publish(slot_states_[i].sequence, uint64_t{0});
+    prefetch_to_write(slots_[i]->data());  // the caller fills it next
     return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
@@ -496,14 +504,17 @@ void Channel::throw_timeout(const char* doing) const {
 template <class Try>
 bool Channel::wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing,
                    Try attempt) {
-  // First without a look at the event, because other processes write to its cache line.
+  // First without a look at the signals: a loan usually finds a slot, and other processes write to the cache
+  // line of the signals.
   if (attempt()) return true;
   if (deadline.leaves_no_time()) return try_once_more(event, attempt);
   const int64_t began = now_ns();
   std::optional<uint32_t> signals;  // none: it must try again
   const auto has_come = [&] {
     const uint32_t now = look(event.signals);
-    return std::exchange(signals, now) != now && attempt();
+    if (std::exchange(signals, now) == now) return false;
+    if (&event == &state_->items) prefetch_item();
+    return attempt();
   };
   if (SpinBudget::poll(budget.budget_ns(), has_come, false)) {
     budget.note(now_ns() - began);
@@ -557,7 +568,19 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
   }
 }
 
+// Fetches the cache lines that a receive of the most recent item needs, all at the same time. The producer
+// has written to each of them on another processor. Does not require the mutex.
+void Channel::prefetch_item() const noexcept {
+  prefetch_to_write(&state_->mutex);
+  const uint32_t slot = look(state_->recent_slot);
+  if (slot >= plan_.slots) return;
+  prefetch_to_write(&slot_states_[slot]);
+  prefetch_to_read(slots_[slot]->data());
+}
+
 Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
+  prefetch_to_write(&state_->mutex);
+  prefetch_to_write(&slot_states_[0]);  // the first that try_to_lend() tries
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   const auto attempt = [&] { return try_loan(*item, deadline, site); };
   if (plan_.when_full == WhenFull::kRaise) {
@@ -579,7 +602,6 @@ void Channel::send(Item& item) {
       give_back(item);
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
-      publish(state_->last_slot, item.slot_);
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
       publish(slot_states_[item.slot_].sequence, sequence);
       item.sequence_ = sequence;
@@ -590,6 +612,7 @@ void Channel::send(Item& item) {
                 "a view of the item still exists, so the item was dropped and not sent: delete the view "
                 "before you send, or keep a copy of its elements");
   }
+  store(state_->recent_slot, item.slot_);
   signal_event(state_->items);
   // Other items may have become spare.
   if (plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
@@ -598,6 +621,7 @@ void Channel::send(Item& item) {
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
+  prefetch_item();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   const auto attempt = [&] { return try_receive(*item, deadline, site); };
   return wait(state_->items, receive_budget_, deadline, "receive from", attempt) ? item : Ref<Item>();

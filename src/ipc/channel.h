@@ -124,6 +124,7 @@ class Channel {
   bool try_loan(Item& item, const Deadline& deadline, const char* site);
   bool try_to_lend(Item& item, const char* site);
   bool try_receive(Item& item, const Deadline& deadline, const char* site);
+  void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
   uint32_t slot_to_receive() const noexcept;

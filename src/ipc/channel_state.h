@@ -8,7 +8,7 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x344E4E4148434E54;  // "TNCHANN4"
+constexpr uint64_t kChannelMark = 0x354E4E4148434E54;  // "TNCHANN5"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -51,15 +51,16 @@ struct ChannelState {
   alignas(64) pthread_mutex_t mutex;
   std::atomic<uint64_t> last_sequence;
   std::atomic<uint64_t> gone_up_to;  // no slot has an item with this number or a smaller one
-  // The slot of the item last_sequence. In the cache line of the mutex: most receivers ask for this item.
-  std::atomic<uint32_t> last_slot;
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;
   std::atomic<uint64_t> deaths;
   std::atomic<uint32_t> dead_pids[kKnownDead];  // of death n at n % kKnownDead
   std::atomic<uint64_t> closings;               // how often the channel has lost its last producer
   alignas(64) SharedEvent items;                // signaled when there may be something to receive
-  alignas(64) SharedEvent room;                 // signaled when there may be a free slot
+  // The slot of an item that was sent recently, usually of the last item. Written without the mutex, before
+  // the signal. A consumer that waits gets it with the cache line of the event.
+  std::atomic<uint32_t> recent_slot;
+  alignas(64) SharedEvent room;  // signaled when there may be a free slot
   ChannelEnd ends[kParticipants];
 };
 
