@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "exec/history_testing.h"
+#include "ipc/segments.h"
 #include "ipc/stand_in_testing.h"
 
 namespace tenon::impl {
@@ -752,6 +753,34 @@ TEST_P(Programs, KeepTheLaws) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Programs, testing::Range<uint64_t>(1, 9));
+
+TEST(Walks, NoThreadClosesASegmentMeanwhile) {
+  StandIn a{4};
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    const uint64_t sizes[] = {64, 64};
+    while (!is_over) {
+      (void)Segments::instance().create_blocks(sizes, {});
+      std::this_thread::yield();
+    }
+  });
+  uint64_t places = 0;
+  const auto walk = [&] {
+    std::vector<const Segment*> open;
+    const auto locked = lock_open(a.segment(), &open);
+    for (int again = 0; again < 20; ++again) {
+      for (const Segment* segment : open) {
+        for (uint32_t p = 0; p < kParticipants; ++p) places += segment->control().has_place(p) ? 1 : 0;
+      }
+    }
+    return open.size() > 1;
+  };
+  int walks = 0;
+  EXPECT_TRUE(comes_true([&] { return (walks += walk() ? 1 : 0) == 100; }));
+  is_over = true;
+  other.join();
+  EXPECT_GT(places, 0U);
+}
 
 }  // namespace
 }  // namespace tenon::impl

@@ -61,16 +61,16 @@ void check_name(const std::string& name) {
   }
 }
 
-std::vector<const Segment*> open_segments(const Segment& at_least) {
-  std::vector<const Segment*> all{&at_least};
+std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<const Segment*>* open) {
+  open->assign(1, &at_least);
   Segments& segments = Segments::instance();
   // Does not wait: the thread that holds the lock may wait for the caller.
-  const std::unique_lock locked(segments.lock_, std::try_to_lock);
-  if (!locked.owns_lock()) return all;
+  std::unique_lock locked(segments.lock_, std::try_to_lock);
+  if (!locked.owns_lock()) return locked;
   segments.open_.visit([&](const Segment& segment) {
-    if (&segment != &at_least) all.push_back(&segment);
+    if (&segment != &at_least) open->push_back(&segment);
   });
-  return all;
+  return locked;
 }
 
 Segments::Segments() {

@@ -78,7 +78,7 @@ class Segments {
   }
 
  private:
-  friend std::vector<const Segment*> open_segments(const Segment& at_least);
+  friend std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<const Segment*>* open);
   Segments();
 
   // The use of a block by a storage. After its end, it is in the list ended_uses_ until the next sweep, which
@@ -135,8 +135,8 @@ class Segments {
   bool ends_memory_beside_ = false;  // a thread does
 };
 
-// The open segments of this process, with at_least among them. Other segments are missing if another thread
-// holds the lock of Segments.
-std::vector<const Segment*> open_segments(const Segment& at_least);
+// The open segments of this process, with at_least among them. No thread closes one while the result exists.
+// Other segments than at_least, which the caller uses, are missing if another thread holds the lock.
+std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<const Segment*>* open);
 
 }  // namespace tenon::impl

@@ -140,7 +140,8 @@ bool walk(const GrantAt& from, const std::vector<const Segment*>& segments, cons
 bool is_waiting_for_itself(Segment& segment, GrantId grant) noexcept {
   try {
     const GrantAt from{&segment.control(), segment.participant().index(), grant};
-    const std::vector<const Segment*> segments = open_segments(segment);
+    std::vector<const Segment*> segments;
+    const auto locked = lock_open(segment, &segments);
     // Two walks: leases that are released and taken again during the first one can show a cycle that never
     // existed at one time. An edge that both walks meet existed at the time between them.
     std::vector<Edge> first, second;
