@@ -226,7 +226,7 @@ TENON_API const char* tenon_array_moved_at(const tenon_array* array);
 
 /* An array with the same shape and dtype on new, zeroed memory. For a caller that overwrites all elements and
  * leaves the old values to their readers. Fails with BUFFER (read-only), VALUE (the array is only a part of
- * its memory, or not in C order), LEASE_CONFLICT (a writable view is open; its writes would be lost),
+ * its memory, or not in C order), LEASE_CONFLICT (a writable view is open; its writes would be lost), MOVED,
  * NO_MEMORY. */
 TENON_API tenon_status tenon_array_renew(tenon_array* array, tenon_array** out, tenon_error* error);
 

@@ -45,6 +45,11 @@ Memory move_out(Array& array, const char* site) {
 
 Ref<Array> renew(const Array& array) {
   const Storage& storage = array.storage();
+  if (storage.moved_at() != nullptr) {
+    Conflict conflict;
+    conflict.reason = Conflict::Reason::kMoved;
+    throw_conflict(conflict, "give new memory to", &array);
+  }
   if (array.is_readonly()) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
                 " cannot get new memory");

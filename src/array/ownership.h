@@ -16,7 +16,7 @@ Memory move_out(Array& array, const char* site);
 
 // An array of the same shape and dtype on new memory with zeros, for a full overwrite that leaves the old
 // values to their readers. Fails with kBuffer (read-only), kValue (the array is a part of its memory, or not
-// in C order), kLeaseConflict (a writable view is open: its writes would be lost), kNoMemory.
+// in C order), kLeaseConflict (a writable view is open: its writes would be lost), kMoved, kNoMemory.
 Ref<Array> renew(const Array& array);
 
 // The same window outside of the contract: it has a queue of its own, so that it does not wait for others and

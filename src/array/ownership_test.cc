@@ -165,8 +165,12 @@ TEST(Renew, IsRefusedForPartsAndReadOnlyArraysAndBesideWritableViews) {
   EXPECT_EQ(code_of([&] { (void)renew(*as_readonly(*a)); }), Code::kBuffer);
   const tenon_index half{TENON_INDEX_SLICE, 0, 0, 4, 1};
   EXPECT_EQ(code_of([&] { (void)renew(*index(*a, {&half, 1})); }), Code::kValue);
-  HostView writer(*a, Access::kWrite);
-  EXPECT_EQ(code_of([&] { (void)renew(*a); }), Code::kLeaseConflict);
+  {
+    HostView writer(*a, Access::kWrite);
+    EXPECT_EQ(code_of([&] { (void)renew(*a); }), Code::kLeaseConflict);
+  }
+  give_back(move_out(*a, nullptr));
+  EXPECT_EQ(code_of([&] { (void)renew(*a); }), Code::kMoved);
 }
 
 TEST(Unchecked, WaitsForNobodyAndKeepsTheMemory) {

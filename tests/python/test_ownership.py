@@ -284,6 +284,16 @@ def test_ops_that_were_pushed_before_use_the_version_of_their_push():
     assert (a.tolist(), b.tolist(), reader.tolist()) == ([8] * 3, [1] * 3, [1] * 3)
 
 
+def test_copy_on_conflict_gives_a_moved_array_no_new_memory():
+    moved, x = tn.zeros(3), np.zeros(3)
+    moved.move_to_numpy()
+    lent = tn.from_numpy(x, mode="readonly")
+    with pytest.raises(tn.MovedError):  # after the conflict with x
+        tn.push(lambda v, w: None, tn.out(lent), tn.out(moved), on_conflict="copy")
+    with pytest.raises(tn.MovedError):
+        moved.tolist()
+
+
 def test_copy_on_conflict_is_for_whole_overwrites_beside_readers_only():
     a, b = tn.ones(4), tn.ones(4)
     address = a.data_ptr
