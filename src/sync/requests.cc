@@ -117,7 +117,7 @@ Appended refuse(Conflict* conflict, Conflict::Reason reason, const Holder& holde
   return Appended::kRefused;
 }
 
-// Memory that was given away.
+// Refuses memory that was moved out, and the arrays of an item that was sent.
 Appended check_memory(const Queue& queue, Conflict* conflict) noexcept {
   if (queue.is_plain()) [[likely]]
     return Appended::kGranted;

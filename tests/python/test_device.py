@@ -411,8 +411,8 @@ def test_memory_of_the_host_is_pinned_where_it_lies_and_stays_shared():
                 driver.fake_cuda_reset_counts()
                 op = tn.push(tn.copy, a, tn.out(on_device))
             assert registered() == 0
-            op.wait()                                     # the op is done a moment after its memory is free
             assert driver.fake_cuda_count(b"pageable") == 0 and driver.fake_cuda_count(b"copies.h2d") > 0
+            op.wait()                                     # the op is done a moment after its memory is free
             assert on_device.tolist() == a.tolist()
         a = tn.zeros(8)
         try:
