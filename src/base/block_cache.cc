@@ -55,20 +55,32 @@ struct Kept {
   CachedBlock* freed = nullptr;
   int n_freed = 0;
   CachedBlock* got = nullptr;
+  bool has_begun = false;  // the end of the thread will be noted
   bool has_ended = false;
 
   void give_freed() noexcept {
     if (CachedBlock* const batch = std::exchange(freed, nullptr)) give_to_all(batch, batch);
     n_freed = 0;
   }
-  ~Kept() {
-    has_ended = true;
-    give_freed();
-    if (got != nullptr) give_to_all(got, got);
+  [[gnu::noinline]] void begin() noexcept;
+};
+
+// In the first block of thread-local memory and without a destructor, so that an access is one instruction.
+constinit thread_local Kept kept [[gnu::tls_model("initial-exec")]];
+
+struct KeptEnd {
+  ~KeptEnd() {
+    kept.has_ended = true;
+    kept.give_freed();
+    if (kept.got != nullptr) give_to_all(kept.got, kept.got);
   }
 };
 
-thread_local Kept kept;
+void Kept::begin() noexcept {
+  thread_local KeptEnd end;
+  (void)&end;  // constructs it
+  has_begun = true;
+}
 
 }  // namespace
 
@@ -79,6 +91,7 @@ void* BlockCache::take(size_t size) {
     --mine.n_freed;
     return std::exchange(mine.freed, mine.freed->next);
   }
+  if (!mine.has_begun) mine.begin();
   if (mine.got == nullptr) mine.got = get_some();
   if (mine.got == nullptr) return ::operator new(kBlock);
   return std::exchange(mine.got, mine.got->next);
@@ -92,6 +105,8 @@ void BlockCache::give(void* memory, size_t size) noexcept {
     block->next = nullptr;
     return give_to_all(block, block);
   }
+  if (!mine.has_begun) [[unlikely]]
+    mine.begin();
   block->next = std::exchange(mine.freed, block);
   if (++mine.n_freed >= kMostKept) mine.give_freed();
 }

@@ -11,7 +11,7 @@ struct PostedTasks {
   bool is_running = false;
 };
 
-thread_local PostedTasks waiting;
+constinit thread_local PostedTasks waiting [[gnu::tls_model("initial-exec")]];
 
 Task* pop_waiting() noexcept {
   Task* const task = waiting.first;

@@ -19,7 +19,7 @@ namespace {
 
 // Each thread numbers its ops from a range of its own.
 uint64_t next_number() noexcept {
-  thread_local uint64_t last = 0;
+  uint64_t& last = this_thread.last_op;
   if (last == 0) last = uint64_t{this_thread_id()} << 32;
   return ++last;
 }
