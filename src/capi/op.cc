@@ -11,6 +11,7 @@
 #include "capi/boundary.h"
 #include "capi/lease.h"
 #include "exec/engine.h"
+#include "exec/recording.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
 using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
@@ -20,6 +21,8 @@ namespace {
 Op* unwrap(tenon_op* op) noexcept { return reinterpret_cast<Op*>(op); }
 const Op* unwrap(const tenon_op* op) noexcept { return reinterpret_cast<const Op*>(op); }
 tenon_op* wrap(Op* op) noexcept { return reinterpret_cast<tenon_op*>(op); }
+Recording* unwrap(tenon_recording* recording) noexcept { return reinterpret_cast<Recording*>(recording); }
+tenon_recording* wrap(Recording* recording) noexcept { return reinterpret_cast<tenon_recording*>(recording); }
 const Failure* unwrap(const tenon_failure* failure) noexcept {
   return reinterpret_cast<const Failure*>(failure);
 }
@@ -62,12 +65,24 @@ struct Await {
 Await* unwrap(tenon_await* await) noexcept { return reinterpret_cast<Await*>(await); }
 static_assert(sizeof(Await) <= sizeof(tenon_await) && alignof(Await) <= alignof(tenon_await));
 
-void describe(const tenon_use& use, RequestPart& part) {
+// place: a RequestPart or a StepUse.
+template <class Place>
+void describe(const tenon_use& use, Place& place) {
   const Array& array = *capi::unwrap(use.array);
-  part.home = &array.storage().home();
-  part.extent = array.extent();
-  part.access = checked_access(use.access);
-  part.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
+  place.home = &array.storage().home();
+  place.extent = array.extent();
+  place.access = checked_access(use.access);
+  place.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
+}
+
+// The uses of a call, if its arguments are valid.
+std::span<const tenon_use> checked_uses(const tenon_work* work, int32_t n, const tenon_use* uses) {
+  not_null(work, "work");
+  check_struct_size(work->struct_size, sizeof *work, "tenon_work");
+  not_null(reinterpret_cast<const void*>(work->run), "work->run");
+  if (n < 0) throw_error(Code::kValue, "n is ", n, ": the number of uses cannot be negative");
+  if (n > 0) not_null(uses, "uses");
+  return {uses, static_cast<size_t>(n)};
 }
 
 void check(const tenon_work& work, const tenon_use& use) {
@@ -98,6 +113,31 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   return op;
 }
 
+void release_array(void* array) { static_cast<Array*>(array)->release(); }
+
+void record(Recording& recording, const tenon_work& work, std::span<const tenon_use> uses) {
+  if (work.on_conflict != TENON_CONFLICT_RAISE) {
+    throw_error(Code::kValue, "on_conflict of a recorded body is ", work.on_conflict,
+                ": pass it to tenon_recording_replay instead");
+  }
+  for (const tenon_use& use : uses) check(work, use);
+  recording.begin_add({work.context, work.run}, {work.name, work.site});
+  for (const tenon_use& use : uses) {
+    if (capi::unwrap(use.array)->size() == 0) continue;
+    StepUse described;
+    describe(use, described);
+    recording.add_use(described);
+  }
+  recording.end_add(uses.size() + 1);
+  for (const tenon_use& use : uses) {
+    Array* const array = capi::unwrap(use.array);
+    if (!recording.is_new(array)) continue;
+    array->retain();
+    recording.keep({array, release_array});
+  }
+  if (work.drop != nullptr) recording.keep({work.context, work.drop});
+}
+
 [[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
   return trace::open(trace::SpanKind::kOp, op.number(), [&](trace::Record& record) {
     record.index = op.number();
@@ -112,11 +152,23 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   });
 }
 
+bool is_in_question(const Conflict& conflict, const Array& array) noexcept {
+  return conflict.part != nullptr && conflict.part->home == &array.storage().home();
+}
+
 // The array of the conflict; null: not known.
 const Array* array_in_question(const Conflict& conflict, std::span<const tenon_use> uses) {
   for (const tenon_use& use : uses) {
     const Array* const array = capi::unwrap(use.array);
-    if (conflict.part != nullptr && conflict.part->home == &array->storage().home()) return array;
+    if (is_in_question(conflict, *array)) return array;
+  }
+  return nullptr;
+}
+const Array* array_in_question(const Conflict& conflict, const Recording& recording) {
+  for (const auto& [object, drop] : recording.kept()) {
+    if (drop != release_array) continue;
+    const Array* const array = static_cast<const Array*>(object);
+    if (is_in_question(conflict, *array)) return array;
   }
   return nullptr;
 }
@@ -128,13 +180,8 @@ extern "C" {
 tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses, tenon_op** out,
                         tenon_error* error) {
   return guarded(error, [&] {
-    not_null(work, "work");
-    check_struct_size(work->struct_size, sizeof *work, "tenon_work");
-    not_null(reinterpret_cast<const void*>(work->run), "work->run");
-    if (n < 0) throw_error(Code::kValue, "n is ", n, ": the number of uses cannot be negative");
-    if (n > 0) not_null(uses, "uses");
+    const std::span<const tenon_use> used = checked_uses(work, n, uses);
     const OnHost on_host = on_host_from(work->on_conflict);
-    const std::span<const tenon_use> used(uses, static_cast<size_t>(n));
     Ref<Op> op = make_op(*work, used);
     if (trace::is_on()) [[unlikely]]
       op->set_span(begin_span(*op, used));
@@ -152,16 +199,61 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
   });
 }
 
+tenon_status tenon_recording_create(tenon_recording** out, tenon_error* error) {
+  return guarded(error, [&] { *not_null(out, "out") = wrap(Recording::create().detach()); });
+}
+
+void tenon_recording_retain(tenon_recording* recording) { unwrap(recording)->retain(); }
+
+void tenon_recording_release(tenon_recording* recording) {
+  if (recording != nullptr) unwrap(recording)->release();
+}
+
+tenon_status tenon_recording_push(tenon_recording* recording, const tenon_work* work, int32_t n,
+                                  const tenon_use* uses, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(recording, "recording");
+    const std::span<const tenon_use> used = checked_uses(work, n, uses);
+    record(*unwrap(recording), *work, used);
+  });
+}
+
+tenon_status tenon_recording_replay(tenon_recording* recording, int32_t on_conflict, const char* name,
+                                    const char* site, tenon_op** out, tenon_error* error) {
+  return guarded(error, [&] {
+    Recording& self = *unwrap(not_null(recording, "recording"));
+    const OnHost on_host = on_host_from(on_conflict);
+    Ref<Op> op = self.make_op(name, site);
+    if (trace::is_on()) [[unlikely]]
+      op->set_span(begin_span(*op, {}));
+    Conflict conflict;
+    try {
+      if (!Engine::instance().push(op, on_host, &conflict)) {
+        throw_conflict(conflict, "replay a recording on", array_in_question(conflict, self));
+      }
+    } catch (...) {
+      trace::drop(op->span(), op->number());
+      static_cast<Recording*>(op->give_up())->release();
+      throw;
+    }
+    if (out != nullptr) *out = wrap(op.detach());
+  });
+}
+
 void tenon_op_complete(tenon_op* op) { unwrap(op)->complete(); }
 
 void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
                    void (*drop_payload)(void*)) {
   Op& self = *unwrap(op);
-  self.fail(Ref<Failure>::adopt(new Failure(Code::kOp, op_code, message != nullptr ? message : "", self.name,
-                                            self.site, payload, drop_payload)));
+  const auto [name, site] = self.texts();
+  self.fail(Ref<Failure>::adopt(
+      new Failure(Code::kOp, op_code, message != nullptr ? message : "", name, site, payload, drop_payload)));
 }
 
-int32_t tenon_op_has_views(const tenon_op* op) { return has_views(*unwrap(op)) ? 1 : 0; }
+int32_t tenon_op_has_views(const tenon_op* op) {
+  const Op& self = *unwrap(op);
+  return (self.has_bodies() ? has_views_of_thread(self) : has_views(self)) ? 1 : 0;
+}
 
 void tenon_op_retain(tenon_op* op) { unwrap(op)->retain(); }
 

@@ -164,9 +164,21 @@ Op::Outcome Op::execute() noexcept {
   return {finish(), true};
 }
 
-void Op::complete() noexcept { end_body(1); }
+void Op::complete() noexcept {
+  if (bodies_ != nullptr) [[unlikely]]
+    return bodies_->end_body(*this, {});
+  end_body(1);
+}
 
 void Op::fail(Ref<Failure> failure) noexcept {
+  if (bodies_ != nullptr) [[unlikely]]
+    return bodies_->end_body(*this, std::move(failure));
+  fail_whole(std::move(failure));
+}
+
+void Op::end_bodies(Ref<Failure> failure) noexcept { failure ? fail_whole(std::move(failure)) : end_body(1); }
+
+void Op::fail_whole(Ref<Failure> failure) noexcept {
   uint32_t part = 1;
   if (this_thread.running_request != this) {
     part += kFailing;

@@ -32,6 +32,7 @@ struct Extent {
 
   bool overlaps(const Extent& other) const noexcept { return begin < other.end && other.begin < end; }
   bool contains(const Extent& other) const noexcept { return begin <= other.begin && other.end <= end; }
+  friend bool operator==(const Extent&, const Extent&) noexcept = default;
 };
 
 // Two accesses conflict when they share bytes and one of them writes.

@@ -39,8 +39,9 @@ void lock_homes(std::span<RequestPart> parts) noexcept {
   while (true) {
     // pairs with: KnownMemory::merge, "a home and its queue"
     for (RequestPart& e : parts) e.queue = e.home->load(std::memory_order_acquire);
-    std::sort(parts.begin(), parts.end(),
-              [](const RequestPart& a, const RequestPart& b) { return a.queue < b.queue; });
+    const auto is_before = [](const RequestPart& a, const RequestPart& b) { return a.queue < b.queue; };
+    if (!std::is_sorted(parts.begin(), parts.end(), is_before))
+      std::sort(parts.begin(), parts.end(), is_before);
     lock_queues(parts);
     if (std::all_of(parts.begin(), parts.end(), is_at_home)) return;
     unlock_queues(parts);
@@ -50,6 +51,7 @@ void lock_homes(std::span<RequestPart> parts) noexcept {
 // Merges parts of one request that each cover all of one memory.
 void merge_wholes(std::span<RequestPart> parts) noexcept {
   for (size_t i = 1; i < parts.size(); ++i) {
+    if (!parts[i].queue->are_whole(parts[i], parts[i])) continue;
     for (size_t k = i; k-- > 0 && parts[k].queue == parts[i].queue;) {
       if (!parts[k].is_appended || !parts[i].queue->are_whole(parts[k], parts[i])) continue;
       parts[k].is_overwrite &= parts[i].is_overwrite;
@@ -643,6 +645,22 @@ bool has_views(const Request& request) noexcept {
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
     if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
+  }
+  return false;
+}
+
+bool has_views_of_thread(const Request& request) noexcept {
+  const uint32_t thread = this_thread_id();
+  for (const RequestPart& e : request.parts) {
+    if (!e.is_appended) continue;
+    const std::scoped_lock lock(e.queue->lock);
+    for (const View* v = e.views; v != nullptr; v = v->next) {
+      if (v->actor.thread == thread) return true;
+    }
+    if (!e.is_queued) continue;
+    for (const RequestPart* p = e.next; p != nullptr && p->sequence == e.sequence; p = p->next) {
+      if (p->request->owner.thread == thread) return true;
+    }
   }
   return false;
 }

@@ -563,6 +563,92 @@ TEST_P(OpHpp, CallsWhenDoneComeOnceAlsoWhenItIsTooLate) {
 
 // -------------------------------------------------------------------------------- completions
 
+TEST_P(OpHpp, RecordedBodiesAreReplayedInTheirOrder) {
+  const Array a = numbers(), b = numbers();
+  tenon::Recording loop;
+  loop.push([](View<int64_t, 1> out) { out(0) = after_step(out(0), 1); }, write(a));
+  loop.push([](View<const int64_t, 1> in, View<int64_t, 1> out) { out(0) = after_step(out(0), in(0)); },
+            read(a), write(b));
+  const std::vector<tenon::AnyUse> uses{write(a), tenon::AnyUse(read(b))};
+  loop.push([](std::span<const Array> arrays) { arrays[0].as<int64_t, 1>()(0) += first_of(arrays[1]) % 7; },
+            uses);
+  int64_t expected_a = 0, expected_b = 0;
+  for (int i = 0; i < 50; ++i) {
+    loop.replay();
+    expected_a = after_step(expected_a, 1);
+    expected_b = after_step(expected_b, expected_a);
+    expected_a += expected_b % 7;
+  }
+  tenon::wait_all();
+  EXPECT_EQ(first_of(a), expected_a);
+  EXPECT_EQ(first_of(b), expected_b);
+}
+
+TEST_P(OpHpp, ARecordedBodyThatThrowsFailsTheReplayWithItsException) {
+  const Array a = numbers(), b = numbers();
+  bool is_to_throw = true;
+  int calls = 0;
+  tenon::Recording loop;
+  loop.push(
+      [&is_to_throw](View<int64_t, 1>) {
+        if (is_to_throw) throw std::out_of_range("the third");
+      },
+      overwrite(a));
+  const unsigned line = __LINE__ - 1;
+  loop.push([&calls](View<const int64_t, 1>, View<int64_t, 1>) { ++calls; }, read(a), overwrite(b));
+  const OpError error = op_error_of([&] { loop.replay().wait(); });
+  EXPECT_TRUE(contains(error.what(), "the third")) << error.what();
+  EXPECT_TRUE(contains(error.what(), at_line(line))) << error.what();
+  EXPECT_THROW(error.rethrow_cause(), std::out_of_range);
+  EXPECT_EQ(calls, 0);
+  EXPECT_EQ(status_of([&] { (void)first_of(b); }), TENON_ERR_OP)
+      << "all that the bodies write holds no value";
+  is_to_throw = false;
+  loop.replay().wait();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(first_of(b), 0);
+}
+
+TEST_P(OpHpp, AReplayThatConflictsWithAViewQueuesNothing) {
+  const Array a = numbers();
+  tenon::Recording loop;
+  loop.push([](View<int64_t, 1> out) { out(0) = 4; }, write(a));
+  {
+    const View<const int64_t, 1> view = a.as<const int64_t, 1>();
+    EXPECT_EQ(status_of([&] { loop.replay(); }), TENON_ERR_LEASE_CONFLICT);
+  }
+  loop.replay().wait();
+  EXPECT_EQ(first_of(a), 4);
+}
+
+TEST_P(OpHpp, ARecordingKeepsItsBodiesUntilItsLastReplayIsDone) {
+  const auto counted = std::make_shared<int>(0);
+  Op last;
+  {
+    tenon::Recording loop;
+    loop.push([counted](View<int64_t, 1>) { ++*counted; }, write(numbers()));
+    loop.replay();
+    last = loop.replay();
+    std::string text;
+    EXPECT_EQ(status_of([&] { loop.push([counted](View<int64_t, 1>) {}, write(numbers())); }, &text),
+              TENON_ERR_VALUE);
+    EXPECT_TRUE(contains(text, "has been replayed")) << text;
+  }
+  last.wait();
+  EXPECT_EQ(*counted, 2);
+  EXPECT_EQ(counted.use_count(), 1);
+}
+
+TEST_P(OpHpp, AViewThatARecordedBodyKeepsIsAFailure) {
+  const Array a = numbers();
+  std::optional<View<int64_t, 1>> kept;
+  tenon::Recording loop;
+  loop.push([&kept](const Array& array) { kept.emplace(array); }, write(a));
+  loop.push([](View<int64_t, 1>) {}, write(a));
+  EXPECT_TRUE(contains(op_error_of([&] { loop.replay().wait(); }).what(), "lives on"));
+  kept.reset();
+}
+
 TEST_P(OpHpp, AreCompletedLaterFromAnotherThread) {
   const Array a = numbers();
   std::thread worker;

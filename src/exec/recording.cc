@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exec/recording.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "base/foreign_call.h"
+#include "exec/engine.h"
+
+namespace tenon::impl {
+
+// A thread that runs steps, and the step whose body it runs.
+struct Recording::Runner {
+  explicit Runner(const Recording& of) noexcept : recording(of) {}
+
+  const Recording& recording;
+  uint32_t step = kNone;
+  bool has_ended = false;  // the body has called complete() or fail()
+  uint32_t next = kNone;   // a step that became ready
+  uint32_t root = 0;       // the roots that it has claimed
+  uint32_t last_root = 0;
+  uint32_t n_done = 0;
+
+  // Of this thread; null: none.
+  static constinit thread_local Runner* here [[gnu::tls_model("initial-exec")]];
+};
+
+constinit thread_local Recording::Runner* Recording::Runner::here [[gnu::tls_model("initial-exec")]] =
+    nullptr;
+
+// Bodies that run in this thread run for this op meanwhile.
+class Recording::InOp {
+ public:
+  explicit InOp(Op& op) noexcept : outer_(this_thread) {
+    this_thread.running = op.number();
+    this_thread.running_request = &op;
+  }
+  InOp(const InOp&) = delete;
+  InOp& operator=(const InOp&) = delete;
+  ~InOp() {
+    this_thread.running = outer_.running;
+    this_thread.running_request = outer_.running_request;
+  }
+
+ private:
+  const ThisThread outer_;
+};
+
+Ref<Recording> Recording::create() { return Ref<Recording>::adopt(new Recording); }
+
+void Recording::release() noexcept {
+  if (!owners_.decrement()) return;
+  for (const Kept& kept : kept_) kept.drop(kept.object);
+  release_memory();
+}
+
+void Recording::release_memory() noexcept {
+  if (refs_.decrement()) delete this;
+}
+
+// last: a copy that was made before; it serves for an equal text.
+const char* Recording::copy(const char* text, const char* last) {
+  if (text == nullptr) return nullptr;
+  if (last != nullptr && std::strcmp(text, last) == 0) return last;
+  const size_t size = std::strlen(text) + 1;
+  const auto& made = copies_.emplace_back(new char[size]);
+  return static_cast<const char*>(std::memcpy(made.get(), text, size));
+}
+
+void Recording::begin_add(const RecordedBody& body, const BodyTexts& texts) {
+  if (is_prepared_) {
+    throw_error(Code::kValue, "the recording has been replayed, and cannot be extended: make another one");
+  }
+  is_incomplete_ = true;
+  const BodyTexts last = texts_.empty() ? BodyTexts{} : texts_.back().texts;
+  const BodyTexts copied{copy(texts.name, last.name), copy(texts.site, last.site)};
+  if (texts_.empty() || copied.name != last.name || copied.site != last.site)
+    texts_.push_back({size(), copied});
+  bodies_.push_back(body);
+  graph_.add_step();
+}
+
+void Recording::end_add(size_t n_kept) {
+  if (kept_.capacity() < kept_.size() + n_kept) kept_.reserve(2 * (kept_.size() + n_kept));
+  is_incomplete_ = false;
+}
+
+BodyTexts Recording::texts_of(uint32_t step) const noexcept {
+  const auto behind = std::upper_bound(texts_.begin(), texts_.end(), step,
+                                       [](uint32_t a, const TextsFrom& b) { return a < b.step; });
+  return std::prev(behind)->texts;
+}
+
+bool Recording::is_new(const void* object) noexcept {
+  return std::exchange(recent_[reinterpret_cast<uintptr_t>(object) / 64 % recent_.size()], object) != object;
+}
+
+void Recording::prepare() {
+  claims_ = graph_.claims();
+  // So that the op need not sort its parts.
+  std::sort(claims_.begin(), claims_.end(), [](const StepUse& a, const StepUse& b) {
+    return a.home->load(std::memory_order_relaxed) < b.home->load(std::memory_order_relaxed);
+  });
+  steps_ = std::make_unique<Step[]>(size());
+  roots_.clear();
+  edges_.clear();
+  edges_.reserve(graph_.n_edges());
+  for (uint32_t i = 0; i < size(); ++i) {
+    Step& step = steps_[i];
+    step.body = bodies_[i];
+    step.n_before = graph_.n_before(i);
+    graph_.visit_after(i, [this](uint32_t after) { edges_.push_back(after); });
+    step.edges_end = static_cast<uint32_t>(edges_.size());
+    if (step.n_before == 0) roots_.push_back(i);
+  }
+  start_anew();
+  is_prepared_ = true;
+}
+
+// No op runs here: none has begun, or it runs in the parent of this process.
+void Recording::start_anew() noexcept {
+  for (uint32_t i = 0; i < size(); ++i)
+    steps_[i].waits_for.store(steps_[i].n_before, std::memory_order_relaxed);
+  ready_.store(kNone, std::memory_order_relaxed);
+  new (&ready_lock_) SpinLock;
+  is_helper_posted_.store(false, std::memory_order_relaxed);
+  process_ = ForkMark();
+}
+
+Ref<Op> Recording::make_op(const char* name, const char* site) {
+  if (is_incomplete_) throw_error(Code::kNoMemory, "there was no memory for a body of the recording");
+  if (!is_prepared_) prepare();
+  Ref<Op> op = Op::create({this, run, drop}, claims_.size() + 1, name != nullptr ? name : "replay", site);
+  retain();
+  op->set_bodies(*this);
+  for (size_t i = 0; i < claims_.size(); ++i) {
+    RequestPart& part = op->parts[i];
+    part.home = claims_[i].home;
+    part.extent = claims_[i].extent;
+    part.access = claims_[i].access;
+    part.is_overwrite = claims_[i].is_overwrite;
+  }
+  RequestPart& turn = op->parts.back();
+  turn.home = &home_;
+  turn.access = Access::kWrite;
+  turn.is_overwrite = true;  // a failure of one replay does not concern the next
+  return op;
+}
+
+void Recording::drop(void* context) {
+  auto& self = *static_cast<Recording*>(context);
+  if (self.queue_.has_failures.load(std::memory_order_relaxed)) {
+    FailedRange* failed = nullptr;
+    {
+      const std::scoped_lock lock(self.queue_.lock);
+      failed = self.queue_.heal(Extent());
+    }
+    while (failed != nullptr) delete std::exchange(failed, failed->next);
+  }
+  self.release();
+}
+
+// The body of each op: runs on the thread that runs the op.
+void Recording::run(void* context, Op* op) {
+  auto& self = *static_cast<Recording*>(context);
+  if (self.process_.is_child()) [[unlikely]]
+    self.start_anew();
+  if (self.size() == 0) return op->end_bodies({});
+  self.op_ = op;
+  self.has_failed_.store(false, std::memory_order_relaxed);
+  self.unfinished_.store(self.size(), std::memory_order_relaxed);
+  // pairs with: Recording::claim_roots, "the op of a recording"
+  self.next_root_.store(0, std::memory_order_release);
+  self.work();
+}
+
+// Late calls of it find nothing, or steps of the op that runs now.
+Task* Recording::Helper::run() noexcept {
+  Recording& self = recording_;
+  // pairs with: Recording::call_helper, "the executor has given the helper back"
+  self.is_helper_posted_.store(false, std::memory_order_release);
+  self.work();
+  self.release_memory();
+  return nullptr;
+}
+
+void Recording::call_helper() noexcept {
+  if (is_helper_posted_.load(std::memory_order_relaxed)) return;
+  // pairs with: Helper::run, "the executor has given the helper back"
+  if (is_helper_posted_.exchange(true, std::memory_order_acquire)) return;
+  retain_memory();
+  Engine::instance().executor().post(&helper_);
+}
+
+// Runs steps as long as it finds one.
+void Recording::work() noexcept {
+  Runner runner(*this);
+  if (!find_step(&runner)) return;
+  Op& op = *op_;  // it does not end before the steps that this thread takes
+  {
+    const InOp in_op(op);
+    Runner* const outer = std::exchange(Runner::here, &runner);
+    const auto run = [this, &runner] { run_steps(&runner); };
+    while (!has_returned(run)) {
+      // The body has ended its thread, which continues here.
+      const auto [name, site] = texts_of(runner.step);
+      note_failure(Failure::make(Code::kOp, kEndedThread, name, site));
+      end_step(&runner);
+      if (!find_step(&runner)) break;
+    }
+    Runner::here = outer;
+  }
+  // pairs with: Recording::work, "what all steps have written"
+  const bool is_last = unfinished_.load(std::memory_order_acquire) == runner.n_done;
+  // pairs with: Recording::work, "what all steps have written"
+  if (is_last || unfinished_.fetch_sub(runner.n_done, std::memory_order_acq_rel) == runner.n_done)
+    op.end_bodies(std::move(failure_));
+}
+
+// Begins with the step that was found.
+void Recording::run_steps(Runner* runner) {
+  do {
+    run_step(runner);
+    end_step(runner);
+  } while (find_step(runner));
+}
+
+bool Recording::find_step(Runner* runner) noexcept {
+  runner->step = std::exchange(runner->next, kNone);
+  if (runner->step != kNone) return true;
+  if (runner->root == runner->last_root) {
+    runner->step = pop_ready();
+    if (runner->step != kNone) return true;
+    if (!claim_roots(runner)) return false;
+  }
+  runner->step = roots_[runner->root++];
+  return true;
+}
+
+// Takes a share of the roots that are left: large at first, because each claim costs the transfer of a
+// cache line.
+bool Recording::claim_roots(Runner* runner) noexcept {
+  constexpr uint32_t kMost = 64;
+  const auto n_roots = static_cast<uint32_t>(roots_.size());
+  uint32_t root = next_root_.load(std::memory_order_relaxed);
+  while (root < n_roots) {
+    const uint32_t end = root + std::clamp((n_roots - root) / 4, 1u, kMost);
+    // pairs with: Recording::run, "the op of a recording"
+    if (!next_root_.compare_exchange_weak(root, end, std::memory_order_acquire, std::memory_order_relaxed))
+      continue;
+    runner->root = root;
+    runner->last_root = end;
+    if (end < n_roots) call_helper();
+    return true;
+  }
+  return false;
+}
+
+void Recording::push_ready(uint32_t step) noexcept {
+  {
+    const std::scoped_lock lock(ready_lock_);
+    steps_[step].next_ready = ready_.load(std::memory_order_relaxed);
+    ready_.store(step, std::memory_order_relaxed);
+  }
+  call_helper();
+}
+
+uint32_t Recording::pop_ready() noexcept {
+  if (ready_.load(std::memory_order_relaxed) == kNone) return kNone;
+  const std::scoped_lock lock(ready_lock_);
+  const uint32_t step = ready_.load(std::memory_order_relaxed);
+  if (step != kNone) ready_.store(steps_[step].next_ready, std::memory_order_relaxed);
+  return step;
+}
+
+// After a failure the steps that have not begun are skipped.
+void Recording::run_step(Runner* runner) {
+  if (has_failed_.load(std::memory_order_relaxed)) [[unlikely]]
+    return;
+  const RecordedBody& body = steps_[runner->step].body;
+  runner->has_ended = false;
+  body.run(body.context, reinterpret_cast<tenon_op*>(op_));
+  if (this_thread.running_request != op_) [[unlikely]]
+    op_->end_forked_child();
+  if (runner->has_ended) [[likely]]
+    return;
+  op_->retain();  // for ever: a thread may have the op and end it later, without effect
+  const auto [name, site] = texts_of(runner->step);
+  note_failure(
+      Failure::make(Code::kOp,
+                    "its body returned before it had completed or failed the op: a recorded body cannot "
+                    "end later, on another thread",
+                    name, site));
+}
+
+// This thread runs one of the steps that have become ready; the others are left to all.
+void Recording::end_step(Runner* runner) noexcept {
+  ++runner->n_done;
+  const Step& ended = steps_[runner->step];
+  for (uint32_t i = runner->step != 0 ? (&ended)[-1].edges_end : 0; i < ended.edges_end; ++i) {
+    Step& after = steps_[edges_[i]];
+    // pairs with: Recording::end_step, "what the steps before have written"
+    const bool is_last = after.waits_for.load(std::memory_order_acquire) == 1;
+    // pairs with: Recording::end_step, "what the steps before have written"
+    if (!is_last && after.waits_for.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+    after.waits_for.store(after.n_before, std::memory_order_relaxed);
+    if (runner->next == kNone) {
+      runner->next = edges_[i];
+    } else {
+      push_ready(edges_[i]);
+    }
+  }
+}
+
+void Recording::end_body(const Op& op, Ref<Failure> failure) noexcept {
+  Runner* const runner = Runner::here;
+  if (runner == nullptr || this_thread.running_request != &op || std::exchange(runner->has_ended, true))
+    return;
+  if (failure) note_failure(std::move(failure));
+}
+
+BodyTexts Recording::texts() const noexcept {
+  const Runner* const runner = Runner::here;
+  return runner != nullptr && &runner->recording == this ? texts_of(runner->step) : BodyTexts{};
+}
+
+void Recording::note_failure(Ref<Failure> failure) noexcept {
+  if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::move(failure);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exec/step_graph.h"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+namespace tenon::impl {
+
+void StepGraph::use(const StepUse& use) {
+  const uint32_t step = size() - 1;
+  Bytes* const known = recent(use.extent.begin);
+  if (known == nullptr || known->claim.extent != use.extent) {
+    uses_.push_back(use);
+    return use_some(step, use);
+  }
+  bool& is_listed = use.access == Access::kRead ? known->is_listed_read : known->is_listed_write;
+  if (!std::exchange(is_listed, true)) uses_.push_back(use);
+  visit(step, use, known);
+}
+
+// Splits known bytes at the ends of the extent, and adds those between them.
+void StepGraph::use_some(uint32_t step, const StepUse& use) {
+  const auto split = [this](auto at, uintptr_t address) {
+    at->second.is_listed_read = at->second.is_listed_write = false;
+    Bytes rest = at->second;
+    rest.claim.extent.begin = address;
+    at->second.claim.extent.end = address;
+    return bytes_.emplace_hint(std::next(at), address, rest);
+  };
+  const auto [begin, end] = use.extent;
+  auto at = bytes_.upper_bound(begin);
+  if (at != bytes_.begin() && std::prev(at)->second.claim.extent.end > begin) {
+    --at;
+    if (at->first < begin) at = split(at, begin);
+  }
+  for (uintptr_t address = begin; address < end; ++at) {
+    if (at == bytes_.end() || at->first > address) {
+      StepUse claim = use;
+      claim.extent = {address, at == bytes_.end() ? end : std::min(end, at->first)};
+      claim.is_overwrite &= claim.access == Access::kWrite;
+      at = bytes_.emplace_hint(at, address, Bytes{claim, step});
+    } else if (at->second.claim.extent.end > end) {
+      (void)split(at, end);
+    }
+    visit(step, use, &at->second);
+    address = at->second.claim.extent.end;
+    recent(at->first) = &at->second;
+  }
+}
+
+void StepGraph::visit(uint32_t step, const StepUse& use, Bytes* bytes) {
+  if (bytes->first_step == step && !use.is_overwrite) bytes->claim.is_overwrite = false;
+  if (use.access == Access::kRead) {
+    add_edge(bytes->writer, step);
+    readers_.push_back({step, bytes->readers});
+    bytes->readers = static_cast<uint32_t>(readers_.size() - 1);
+    return;
+  }
+  // The readers wait for the writer.
+  bool is_behind_reader = false;
+  for (uint32_t i = bytes->readers; i != kNone; i = readers_[i].next) {
+    add_edge(readers_[i].step, step);
+    is_behind_reader |= readers_[i].step != step;
+  }
+  if (!is_behind_reader) add_edge(bytes->writer, step);
+  bytes->claim.access = Access::kWrite;
+  bytes->writer = step;
+  bytes->readers = kNone;
+}
+
+void StepGraph::add_edge(uint32_t from, uint32_t to) {
+  if (from == kNone || from == to) return;
+  uint32_t& first = steps_[from].first_edge;
+  if (first != kNone && edges_[first].to == to) return;  // the newest edge, because steps come in order
+  edges_.push_back({to, first});
+  first = static_cast<uint32_t>(edges_.size() - 1);
+  ++steps_[to].n_before;
+}
+
+std::vector<StepUse> StepGraph::claims() const {
+  std::vector<StepUse> claims;
+  for (const auto& [address, bytes] : bytes_) {
+    const StepUse& claim = bytes.claim;
+    if (!claims.empty()) {
+      StepUse& last = claims.back();
+      if (last.extent.end == address && last.home == claim.home && last.access == claim.access &&
+          last.is_overwrite == claim.is_overwrite) {
+        last.extent.end = claim.extent.end;
+        continue;
+      }
+    }
+    claims.push_back(claim);
+  }
+  const size_t n = claims.size();
+  const auto is_inside = [&claims, n](const StepUse& use) {
+    const auto end = claims.begin() + static_cast<ptrdiff_t>(n);
+    const auto behind = std::upper_bound(claims.begin(), end, use.extent.begin,
+                                         [](uintptr_t a, const StepUse& b) { return a < b.extent.begin; });
+    const StepUse& claim = *std::prev(behind);
+    return claim.extent.contains(use.extent) && includes(claim.access, use.access);
+  };
+  const auto key = [](const StepUse& use) {
+    return std::tuple(use.extent.begin, use.extent.end, use.access);
+  };
+  std::vector<StepUse> rest;
+  std::remove_copy_if(uses_.begin(), uses_.end(), std::back_inserter(rest), is_inside);
+  std::sort(rest.begin(), rest.end(), [&](const StepUse& a, const StepUse& b) { return key(a) < key(b); });
+  rest.erase(std::unique(rest.begin(), rest.end(), [&](auto& a, auto& b) { return key(a) == key(b); }),
+             rest.end());
+  for (StepUse& use : rest) {
+    use.is_overwrite = true;
+    claims.push_back(use);
+  }
+  return claims;
+}
+
+}  // namespace tenon::impl
