@@ -36,7 +36,7 @@ class PythonResult final : public Result {
   nb::object value_;
 };
 
-// The body of an op and where its result goes.
+// The body of an op and where its result goes. Of a recorded body: null, because nobody asks for its result.
 struct Body : owners::Node {
   Body(nb::object callable, std::shared_ptr<PythonResult> result_of_body,
        std::shared_ptr<Renewals> renewals_of_push)
@@ -67,7 +67,7 @@ bool has_escaped(const tenon_op* op) {
 }
 
 void run_body(Body& self, tenon_op* op) {
-  self.renewals->accept();
+  if (self.renewals) self.renewals->accept();
   nb::object result;
   nb::object exception;
   try {
@@ -83,7 +83,7 @@ void run_body(Body& self, tenon_op* op) {
   if (exception.is_valid()) {
     fail(op, self.body, std::move(exception));
   } else {
-    self.result->set(std::move(result));
+    if (self.result) self.result->set(std::move(result));
     tenon_op_complete(op);
   }
 }
@@ -133,21 +133,23 @@ void report_unseen(tenon_failure* failure) noexcept {
   node != nullptr ? owners::release(node) : tenon_failure_release(failure);
 }
 
+OwnedWork make_work(nb::object body, std::shared_ptr<PythonResult> result, std::shared_ptr<Renewals> renewals,
+                    const char* name) {
+  OwnedWork owned;
+  owned.work.struct_size = sizeof owned.work;
+  owned.work.context = new Body(std::move(body), std::move(result), std::move(renewals));
+  owned.work.run = run;
+  owned.work.drop = drop_object;
+  owned.work.name = name;
+  return owned;
+}
+
 NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
                    const nb::list& renewed) {
   const auto result = std::make_shared<PythonResult>();
   const auto renewals = std::make_shared<Renewals>(renewed);
-  auto context = std::make_unique<Body>(std::move(body), result, renewals);
-  tenon_work work{};
-  work.struct_size = sizeof work;
-  work.on_conflict = on_conflict;
-  work.context = context.get();
-  work.run = run;
-  work.drop = drop_object;
-  work.name = name;
-  NativeOp op = push(work, uses_from(rows).uses, result, *renewals);
-  (void)context.release();
-  return op;
+  return push(make_work(std::move(body), result, renewals, name), on_conflict, uses_from(rows).uses, result,
+              *renewals);
 }
 
 }  // namespace
@@ -238,31 +240,51 @@ void Uses::add(Array array, Access access, uint32_t flags) {
   arrays.push_back(std::move(array));
 }
 
-NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result,
-              Renewals& renewals) {
+void check_on_host(const std::vector<tenon_use>& uses, const char* name) {
   for (const tenon_use& use : uses) {
     const tenon_device device = tenon_array_describe(use.array)->device;
     if (!is_on_device(device)) continue;
     raise(PyExc_TypeError,
           "op '%s' uses an array on '%S', which the host cannot read: push tn.copy from it or to it, or use "
           "a.torch() in ordinary code",
-          work.name, device_name(device).ptr());
+          name, device_name(device).ptr());
   }
+}
+
+NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses,
+              std::shared_ptr<const Result> result, Renewals& renewals) {
+  tenon_work& work = owned.work;
+  check_on_host(uses, work.name);
+  work.on_conflict = on_conflict;
   work.site = current_site();
   owners::drain();
-  if (work.on_conflict != TENON_CONFLICT_IGNORE) {
+  if (on_conflict != TENON_CONFLICT_IGNORE) {
     for (const tenon_use& use : uses) check_original(use, work.name);
   }
   renewals.check();
   tenon_op* op = nullptr;
   call(tenon_push, &work, static_cast<int32_t>(uses.size()), uses.data(), &op);
+  work.context = nullptr;
   renewals.accept();
   return {op, std::move(result)};
 }
 
+OwnedWork work_of_body(nb::object body, const char* name) {
+  return make_work(std::move(body), nullptr, nullptr, name);
+}
+
+namespace {
+
+PyObject* original_of_use(const tenon_use& use) noexcept {
+  return original_of(static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release)));
+}
+
+}  // namespace
+
+bool has_original(const tenon_use& use) noexcept { return original_of_use(use) != nullptr; }
+
 void check_original(const tenon_use& use, const char* name) {
-  auto* const node = static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release));
-  PyObject* const original = original_of(node);
+  PyObject* const original = original_of_use(use);
   const bool writes = use.access == TENON_WRITE;
   if (original == nullptr || !is_used_elsewhere(original, writes)) return;
   throw Error(
@@ -358,6 +380,7 @@ void add_ops(nb::module_& module) {
              "Lines of files below it are none of the user's program.");
   tenon_set_failure_hook(report_unseen);
   add_pushed_functions(module);
+  add_recordings(module);
 }
 
 }  // namespace tenon::python

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "function.h"
 #include "python.h"
 #include "values.h"
 
@@ -79,10 +80,21 @@ class Renewals {
   std::vector<std::pair<nb::object, nb::object>> pairs_;
 };
 
-// Pushes what work describes, with the line of the program that does so. Throws when it is refused; then
-// work's context is still the caller's.
-NativeOp push(tenon_work work, const std::vector<tenon_use>& uses, std::shared_ptr<const Result> result,
-              Renewals& renewals);
+// Work, and its context until that is accepted by a push or a recording.
+struct OwnedWork {
+  OwnedWork() = default;
+  OwnedWork(OwnedWork&& other) noexcept : work(std::exchange(other.work, {})) {}
+  OwnedWork& operator=(OwnedWork&&) = delete;
+  ~OwnedWork() {
+    if (work.context != nullptr) work.drop(work.context);
+  }
+
+  tenon_work work{};
+};
+
+// Pushes what work describes, with the line of the program that does so. Throws when it is refused.
+NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses,
+              std::shared_ptr<const Result> result, Renewals& renewals);
 
 // The uses of an op, and references to its arrays.
 struct Uses {
@@ -95,11 +107,25 @@ struct Uses {
 // The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it:
 // throws LeaseConflict then. name: of the op.
 void check_original(const tenon_use& use, const char* name);
+// There is such an array.
+bool has_original(const tenon_use& use) noexcept;
+
+// Throws TypeError for arrays that the host cannot read.
+void check_on_host(const std::vector<tenon_use>& uses, const char* name);
 
 // (array, is write, is overwrite) of each.
 Uses uses_from(const nb::list& rows);
 
-// Ops that run native functions: pushed_function.cc.
+// A body in Python, without a result and renewals. name lives until the work is accepted.
+OwnedWork work_of_body(nb::object body, const char* name);
+
+// A call of a native function: pushed_function.cc. rows: what the caller declared beyond the prototype; the
+// uses of the work are all. result: of the last call; may be null.
+OwnedWork work_of_function(const Function& function, const nb::list& arguments, const nb::list& rows,
+                           const char* name, Uses* uses, std::shared_ptr<const Result>* result);
 void add_pushed_functions(nb::module_& module);
+
+// recording.cc.
+void add_recordings(nb::module_& module);
 
 }  // namespace tenon::python

@@ -13,7 +13,7 @@
 namespace tenon::python {
 namespace {
 
-// A call to be made once. The arrays behind its pointers are kept by the op.
+// A call to be made by an op. The arrays behind its pointers are kept by the op or the recording.
 class PushedCall final : public Result {
  public:
   PushedCall(const Function& function, std::vector<tenon_value> arguments)
@@ -54,12 +54,21 @@ bool is_written(const Uses& uses, const tenon_array* array) {
   return false;
 }
 
-// rows: what the caller declared beyond the prototype.
 NativeOp push_function(const Function& function, const nb::list& arguments, const nb::list& rows,
                        const char* name, int32_t on_conflict, const nb::list& renewed) {
-  check_argument_count(function, arguments.size());
   Renewals renewals(renewed);
-  Uses uses = uses_from(rows);
+  Uses uses;
+  std::shared_ptr<const Result> result;
+  OwnedWork work = work_of_function(function, arguments, rows, name, &uses, &result);
+  return push(std::move(work), on_conflict, uses.uses, std::move(result), renewals);
+}
+
+}  // namespace
+
+OwnedWork work_of_function(const Function& function, const nb::list& arguments, const nb::list& rows,
+                           const char* name, Uses* uses, std::shared_ptr<const Result>* result) {
+  check_argument_count(function, arguments.size());
+  *uses = uses_from(rows);
   // All at one moment: the code below may run Python, and an NDArray may get other memory.
   std::vector<Array> taken(arguments.size());
   for (size_t i = 0; i < taken.size(); ++i) {
@@ -78,26 +87,21 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
       Array array =
           pointer_array(function, at, argument, is_read ? LendMode::kReadonly : LendMode::kWritable);
       values[i].p = array.data();
-      if (is_read || !is_written(uses, array.get())) {
-        uses.add(std::move(array), is_read ? Access::kRead : Access::kWrite);
+      if (is_read || !is_written(*uses, array.get())) {
+        uses->add(std::move(array), is_read ? Access::kRead : Access::kWrite);
       }
     }
   }
   const auto call = std::make_shared<PushedCall>(function, std::move(values));
-  auto context = std::make_unique<CallContext>(call);
-  tenon_work work{};
-  work.struct_size = sizeof work;
-  work.on_conflict = on_conflict;
-  work.context = context.get();
-  work.run = [](void* c, tenon_op* op) noexcept { (*static_cast<CallContext*>(c))->run(op); };
-  work.drop = [](void* c) noexcept { delete static_cast<CallContext*>(c); };
-  work.name = name;
-  NativeOp op = push(work, uses.uses, call, renewals);
-  (void)context.release();
-  return op;
+  OwnedWork owned_work;
+  owned_work.work.struct_size = sizeof owned_work.work;
+  owned_work.work.context = new CallContext(call);
+  owned_work.work.run = [](void* c, tenon_op* op) noexcept { (*static_cast<CallContext*>(c))->run(op); };
+  owned_work.work.drop = [](void* c) noexcept { delete static_cast<CallContext*>(c); };
+  owned_work.work.name = name;
+  if (result != nullptr) *result = call;
+  return owned_work;
 }
-
-}  // namespace
 
 void add_pushed_functions(nb::module_& module) {
   module.def(

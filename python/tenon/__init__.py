@@ -102,6 +102,7 @@ from ._sync.holders import Holder
 from ._sync.lease import Lease
 from ._sync.ops import Op, wait_all, waitall
 from ._sync.pushes import push
+from ._sync.recordings import Recording, push_many, record
 from ._sync.uses import overwrite, read, write
 from ._sync.uses import overwrite as out
 from ._sync.uses import write as inout  # the names of earlier versions
@@ -159,6 +160,7 @@ __all__ = [
     "OwnerDied",
     "Plan",
     "Plugin",
+    "Recording",
     "Schema",
     "Shared",
     "TenonError",
@@ -215,7 +217,9 @@ __all__ = [
     "pinned",
     "plugin",
     "push",
+    "push_many",
     "read",
+    "record",
     "revoke_handles",
     "save",
     "schema",

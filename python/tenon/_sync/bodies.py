@@ -20,8 +20,8 @@ _READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's t
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Body:
-    """The body of an op in Python, to be called once. The arrays that it gives to the function belong to it
-    until the function has ended, and have no elements from then on."""
+    """The body of an op in Python; that of a recording is called in each replay. The arrays that it gives to
+    the function belong to it until the function has ended, and have no elements from then on."""
 
     function: Callable[..., Any]
     handles: list[Any]  # its arguments, with handles of arrays
@@ -32,6 +32,7 @@ class Body:
     _given: list[Any] = dataclasses.field(default_factory=list)
 
     def __call__(self) -> Any:
+        self.escapes = ""
         self._given = _core.body_arguments(self.handles, self.function)
         if self.keywords:
             n = len(self._given) - len(self.keywords)

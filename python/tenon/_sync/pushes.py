@@ -9,7 +9,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from .. import _core
 from .._core import NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .views import Found
 
 _T = TypeVar("_T")
+_W = TypeVar("_W", bound="_Submittable")
 
 _RAISE, _WAIT, _IGNORE = 0, 1, 2
 _POLICIES = {"raise": _RAISE, "wait": _WAIT, "copy": _RAISE, "ignore": _IGNORE}
@@ -104,35 +105,47 @@ def push(
             )
         warnings.warn("push(host='idle') is now push(on_conflict='ignore')", DeprecationWarning, 2)
         on_conflict = "ignore"
-    if on_conflict not in ("raise", "wait", "copy", "ignore"):
-        raise ValueError(f"on_conflict is {on_conflict!r}: it must be 'raise', 'wait', 'copy' or 'ignore'")
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r}: an op runs a function")
-    if name is not None:
-        text_for_c(name, "name")
-    uses = Uses(reads, writes, overwrites)
-    name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
-    work = _Work(fn, list(args), keywords, uses, name, _POLICIES[on_conflict])
-    submit = functools.partial(_submit_or_copy if on_conflict == "copy" else _Work.submit, work)
+    check_policy(on_conflict, ("raise", "wait", "copy", "ignore"))
+    work = Work(fn, list(args), keywords, Uses(reads, writes, overwrites), name, _POLICIES[on_conflict])
+    return submitted(_submit_or_copy if on_conflict == "copy" else Work.submit, work)
+
+
+def check_policy(on_conflict: str, allowed: tuple[str, ...]) -> int:
+    """The number of a value of ``on_conflict``."""
+    if on_conflict not in allowed:
+        names = ", ".join(map(repr, allowed[:-1]))
+        raise ValueError(f"on_conflict is {on_conflict!r}: it must be {names} or {allowed[-1]!r}")
+    return _POLICIES[on_conflict]
+
+
+class _Submittable(Protocol):
+    def live_places(self, conflict: LeaseConflict) -> Found | None: ...
+    def explained(self, conflict: LeaseConflict, found: Found | None = None) -> LeaseConflict: ...
+
+
+def submitted(submit: Callable[[_W], Op[Any]], work: _W) -> Op[Any]:
+    """Submits work. If a view conflicts, those that are dead are looked for first."""
     # A full collection can take a second. So it comes last, and only if it may end the conflict.
     try:
-        return submit()
+        return submit(work)
     except LeaseConflict:
         # So that the result depends neither on searches of other threads nor on the time when dead cycles are
         # found.
         wait_for_searches()
         gc.collect(1)
     try:
-        return submit()
+        return submit(work)
     except LeaseConflict as conflict:
+        conflict.__traceback__ = None  # its frames refer to the arguments
         live = work.live_places(conflict)
         if live is not None:
             raise work.explained(conflict, live) from None
         gc.collect()
         settle(is_error_near=True)
     try:
-        return submit()
+        return submit(work)
     except LeaseConflict as conflict:
+        conflict.__traceback__ = None
         raise work.explained(conflict) from None
 
 
@@ -162,8 +175,8 @@ def _checksum(array: NDArray) -> int:
     return zlib.crc32(array.asnumpy().tobytes())
 
 
-class _Work:
-    """The work of one push."""
+class Work:
+    """The work of one push, or of one body of a recording."""
 
     def __init__(
         self,
@@ -171,12 +184,16 @@ class _Work:
         arguments: list[Any],
         keywords: dict[str, Any],
         uses: Uses,
-        name: str,
+        name: str | None,
         policy: int,
     ) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn is {fn!r}: an op runs a function")
+        if name is not None:
+            text_for_c(name, "name")
         self.uses = uses
         self._fn = fn
-        self._name = name
+        self._name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
         self._policy = policy
         self._native = fn if isinstance(fn, CFunction) else None
         self._keywords = tuple(keywords)  # of the last arguments
@@ -205,7 +222,7 @@ class _Work:
         """renewed: pairs of arrays. The first gets the memory of the second when the push is accepted."""
         promise = None
         if self._policy == _IGNORE and os.environ.get("TENON_DEBUG", "0") != "0":
-            promise = _Promise(self._all_uses())
+            promise = _Promise(self.all_uses())
         pairs = list(renewed)
         if self.is_copy_on_device():
             source, destination = self._arguments
@@ -219,10 +236,19 @@ class _Work:
             )
         else:
             handles = self._handles(pairs)
-            rows = [(handles[id(row[0])], row[1], row[2]) for row in self._all_uses()]
+            rows = [(handles[id(row[0])], row[1], row[2]) for row in self.all_uses()]
             body = self._body(handles, promise)
             native = _core.push(body, rows, self._name, self._policy, pairs)
         return Op(native, self._name)
+
+    def record(self, recording: _core.NativeRecording) -> None:
+        """Adds the work to a recording."""
+        if self._native is not None:
+            recording.push_function(self._native._native, self._arguments, self.uses.rows, self._name)
+            return
+        handles = self._handles([])
+        rows = [(handles[id(row[0])], row[1], row[2]) for row in self.uses.rows]
+        recording.push(self._body(handles, None), rows, self._name)
 
     def is_copy_on_device(self) -> bool:
         """A copy in which a device takes part is submitted to a stream, and no thread waits for it."""
@@ -237,7 +263,7 @@ class _Work:
         """Arrays of the op by the identity of the caller's arrays, which may get other memory before the op
         runs."""
         found = {id(array): other[...] for array, other in renewed}
-        for array, *_ in self._all_uses():
+        for array, *_ in self.all_uses():
             if id(array) not in found:
                 may_write = self._native is not None or self.uses.writes(array)
                 found[id(array)] = array[...] if may_write else array.readonly()
@@ -270,7 +296,7 @@ class _Work:
 
         return checked_body
 
-    def _all_uses(self) -> list[tuple[NDArray, bool, bool]]:
+    def all_uses(self) -> list[tuple[NDArray, bool, bool]]:
         """All uses, with those that follow from the prototype of a native function."""
         if self._native is None:
             return self.uses.rows
@@ -283,17 +309,15 @@ class _Work:
 
     def live_places(self, conflict: LeaseConflict) -> Found | None:
         """As `find_live`."""
-        conflict.__traceback__ = None  # its frames refer to the arguments
         from .views import find_live
 
-        return find_live(conflict, self._all_uses())
+        return find_live(conflict, self.all_uses())
 
     def explained(self, conflict: LeaseConflict, found: Found | None = None) -> LeaseConflict:
         """The conflict with what refers to the views, if that is found."""
-        conflict.__traceback__ = None  # its frames refer to the arguments
         from .views import explain
 
-        return explain(conflict, self._all_uses(), self._arguments, self._can_renew, found)
+        return explain(conflict, self.all_uses(), self._arguments, self._can_renew, found)
 
     def _can_renew(self, in_way: list[NDArray]) -> bool:
         """Whether the op could be pushed with ``on_conflict="copy"`` if only these arrays are viewed."""
@@ -320,7 +344,7 @@ def _check_declared(function: CFunction, arguments: Sequence[Any], uses: Uses) -
             )
 
 
-def _submit_or_copy(work: _Work) -> Op[Any]:
+def _submit_or_copy(work: Work) -> Op[Any]:
     """Pushes work. Outputs that are viewed get new memory. If it fails, nothing has changed."""
     try:
         return work.submit()
