@@ -473,6 +473,10 @@ typedef struct tenon_wait_hooks {
   /* In a wait for open views, after 50 ms and every 5 s: closes the views that are not referenced any more.
    * Not 0: no other thread could close the rest, so the wait fails with DEADLOCK. */
   int32_t (*is_alone)(void* token);
+  /* Around bodies with TENON_NEEDS_LOCK, in the thread that runs them: acquires the lock, and releases it.
+   * \since 0.6 */
+  void* (*enter)(void);
+  void (*leave)(void* token);
 } tenon_wait_hooks;
 
 /* Must be called once, before any wait. */
@@ -521,7 +525,16 @@ typedef struct tenon_work {
   void (*drop)(void* context); /* always called once, before the op is done; may be NULL */
   const char* name;            /* copied; may be NULL */
   const char* site;            /* the line that pushes it; copied; may be NULL */
+  uint32_t flags;              /* TENON_NEEDS_LOCK; 0 if struct_size is smaller. \since 0.6 */
+  uint32_t reserved;
 } tenon_work;
+
+enum tenon_work_flags {
+  /* The body runs under the lock of a language. A thread of the engine acquires it by the hook `enter` before
+   * it begins the body. Until then, a thread that waits for the op, and that may have the lock, can run the
+   * body itself. No effect in a recording. */
+  TENON_NEEDS_LOCK = 1 << 0
+};
 
 /* Queues all uses together, or none. On failure drop is not called, and the context still belongs to the
  * caller. out may be NULL. Fails with VALUE, BUFFER (a write to a read-only array), LEASE_CONFLICT, CLOSED

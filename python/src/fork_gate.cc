@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "buffer_calls.h"
@@ -65,6 +66,22 @@ EngineThread::EngineThread() noexcept
     : pass_(PyGILState_GetThisThreadState() == nullptr), state_(PyGILState_Ensure()) {}
 
 EngineThread::~EngineThread() { PyGILState_Release(state_); }
+
+namespace {
+
+// The one that the library has entered on this thread. Nested bodies have the GIL already.
+thread_local std::optional<EngineThread> entered;
+
+}  // namespace
+
+void* enter_engine_thread() noexcept {
+  if (entered) return nullptr;
+  return &entered.emplace();
+}
+
+void leave_engine_thread(void* token) noexcept {
+  if (token != nullptr) entered.reset();
+}
 
 void add_fork_gate(nb::module_& module) {
   module.def(

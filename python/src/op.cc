@@ -141,6 +141,7 @@ OwnedWork make_work(nb::object body, std::shared_ptr<PythonResult> result, std::
   owned.work.run = run;
   owned.work.drop = drop_object;
   owned.work.name = name;
+  owned.work.flags = TENON_NEEDS_LOCK;
   return owned;
 }
 

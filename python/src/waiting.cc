@@ -272,6 +272,8 @@ void add_waiting(nb::module_& module) {
   hooks.current_task = current_task;
   hooks.report = report_wait;
   hooks.is_alone = is_alone;
+  hooks.enter = enter_engine_thread;
+  hooks.leave = leave_engine_thread;
   tenon_set_wait_hooks(&hooks);
   tenon_set_view_finder(find_views);
   module.def("end_reports", Visit::end_all, "Threads of the library run no Python code from now on.");

@@ -172,9 +172,11 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
 }
 
 void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
-  if (hooks == nullptr || hooks->struct_size < sizeof *hooks) return;
-  set_wait_hooks(
-      {hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report, hooks->is_alone});
+  if (hooks == nullptr || hooks->struct_size < offsetof(tenon_wait_hooks, enter)) return;
+  const bool has_lock =
+      hooks->struct_size >= sizeof *hooks && hooks->enter != nullptr && hooks->leave != nullptr;
+  set_wait_hooks({hooks->begin, hooks->poll, hooks->end, hooks->current_task, hooks->report, hooks->is_alone,
+                  has_lock ? hooks->enter : nullptr, has_lock ? hooks->leave : nullptr});
 }
 
 void tenon_set_view_finder(void (*find)(const tenon_holder* holder, const void* begin, const void* end,

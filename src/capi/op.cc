@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The section "ops" of tenon.h.
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -36,25 +37,32 @@ tenon_failure* wrap_seen(Ref<Failure> failure) noexcept {
 
 // The work of a caller in C and the arrays that it uses. It is in the memory of its op.
 struct PushedWork {
-  tenon_work work;
+  void* context;
+  void (*run_body)(void* context, tenon_op* op);
+  void (*drop_context)(void* context);
   size_t n;
   Array* arrays[];  // references
 
   static void run(void* context, Op* op) {
-    const tenon_work& work = static_cast<PushedWork*>(context)->work;
-    const auto body = [&] { work.run(work.context, wrap(op)); };
+    const auto& self = *static_cast<PushedWork*>(context);
+    const auto body = [&] { self.run_body(self.context, wrap(op)); };
     if (!has_returned(body))
       op->fail_without_return(Failure::make(Code::kOp, kEndedThread, op->name, op->site));
   }
   static void drop(void* context) {
     auto* const self = static_cast<PushedWork*>(context);
-    if (self->work.drop != nullptr) self->work.drop(self->work.context);
+    if (self->drop_context != nullptr) self->drop_context(self->context);
     self->release_arrays();
   }
   void release_arrays() noexcept {
     for (size_t i = 0; i < n; ++i) arrays[i]->release();
   }
 };
+
+// The flags of work, which callers from before 0.6 do not have.
+uint32_t flags_of(const tenon_work& work) noexcept {
+  return work.struct_size >= sizeof work ? work.flags : 0;
+}
 
 // A task that waits for an op. Zero memory is one that has not begun.
 struct Await {
@@ -78,7 +86,8 @@ void describe(const tenon_use& use, Place& place) {
 // The uses of a call, if its arguments are valid.
 std::span<const tenon_use> checked_uses(const tenon_work* work, int32_t n, const tenon_use* uses) {
   not_null(work, "work");
-  check_struct_size(work->struct_size, sizeof *work, "tenon_work");
+  check_struct_size(work->struct_size, offsetof(tenon_work, flags), "tenon_work");
+  check_flags(flags_of(*work), TENON_NEEDS_LOCK, "tenon_work");
   not_null(reinterpret_cast<const void*>(work->run), "work->run");
   if (n < 0) throw_error(Code::kValue, "n is ", n, ": the number of uses cannot be negative");
   if (n > 0) not_null(uses, "uses");
@@ -102,7 +111,8 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   Ref<Op> op = Op::create({nullptr, PushedWork::run, PushedWork::drop}, std::max<size_t>(n, 1), work.name,
                           work.site, sizeof(PushedWork) + uses.size() * sizeof(Array*));
   if (n == 0) op->parts[0].home = &Engine::instance().loose_home();
-  auto* const pushed = new (op->context()) PushedWork{work, uses.size()};
+  if ((flags_of(work) & TENON_NEEDS_LOCK) != 0) op->traits = Request::kNeedsLock;
+  auto* const pushed = new (op->context()) PushedWork{work.context, work.run, work.drop, uses.size()};
   size_t part = 0;
   for (size_t i = 0; i < uses.size(); ++i) {
     Array* const array = capi::unwrap(uses[i].array);

@@ -65,6 +65,70 @@ TEST_P(EngineOn, AFailureIsInheritedUntilAWholeOverwrite) {
   EXPECT_FALSE(Failures::instance().take());
 }
 
+// A lock of a language that the workers cannot get.
+struct TakenLock {
+  static inline std::atomic<int> n_asked{0};
+  static inline std::latch* free = nullptr;
+
+  TakenLock() {
+    WaitHooks hooks;
+    hooks.enter = []() -> void* {
+      ++n_asked;
+      free->wait();
+      return nullptr;
+    };
+    hooks.leave = [](void*) {};
+    n_asked = 0;
+    free = &latch;
+    set_wait_hooks(hooks);
+  }
+  TakenLock(const TakenLock&) = delete;
+  TakenLock& operator=(const TakenLock&) = delete;
+  ~TakenLock() {
+    latch.count_down();
+    wait_all();
+    Engine::instance().set_executor("inline", 0);  // no worker is inside of the hook any more
+    set_wait_hooks({});
+  }
+
+  std::latch latch{1};
+};
+
+TEST_F(OnPool, AWaitingThreadRunsABodyWhoseWorkerWaitsForTheLock) {
+  const TakenLock lock;
+  std::thread::id ran_in;
+  int n_runs = 0;
+  const Ref<Op> op = make({write(cell)}, [&](Op* self) {
+    ran_in = std::this_thread::get_id();
+    ++n_runs;
+    self->complete();
+  });
+  op->traits = Request::kNeedsLock;
+  ASSERT_TRUE(submit(op));
+  while (TakenLock::n_asked == 0) std::this_thread::yield();
+  wait(op);
+  EXPECT_EQ(ran_in, std::this_thread::get_id());
+  EXPECT_EQ(n_runs, 1);
+}
+
+TEST_F(OnPool, ABodyThatNeedsTheLockBeginsWhenItsWorkerHasIt) {
+  bool has_run = false;
+  Ref<Op> op;
+  {
+    const TakenLock lock;
+    op = make({write(cell)}, [&](Op* self) {
+      has_run = true;
+      self->complete();
+    });
+    op->traits = Request::kNeedsLock;
+    ASSERT_TRUE(submit(op));
+    while (TakenLock::n_asked == 0) std::this_thread::yield();
+    EXPECT_FALSE(has_run);
+  }
+  EXPECT_TRUE(has_run);
+  EXPECT_FALSE(op->failure());
+}
+
 // The names of the ops whose failures the hook has got.
 class Reports {
  public:

@@ -105,9 +105,22 @@ void Op::refuse_at_gates(const Conflict& conflict) noexcept {
 }
 
 Task* Op::run() noexcept {
-  const Outcome outcome = begin_running() ? execute() : Outcome{};
+  const Outcome outcome = (traits & kNeedsLock) != 0 ? run_with_lock()
+                          : begin_running()          ? execute()
+                                                     : Outcome{};
   release(outcome.is_done ? 2 : 1);  // the references of the executor and of the engine
   return outcome.next;
+}
+
+// The body begins when this thread has the lock. Otherwise a thread that has the lock, and waits for the op,
+// would have to give the lock to this thread and to get it back.
+Op::Outcome Op::run_with_lock() noexcept {
+  if ((state_.load(std::memory_order_relaxed) & kStateBits) != kReady) return {};
+  const WaitHooks& hooks = wait_hooks();
+  void* const token = hooks.enter != nullptr ? hooks.enter() : nullptr;
+  const Outcome outcome = begin_running() ? execute() : Outcome{};
+  if (hooks.enter != nullptr) hooks.leave(token);
+  return outcome;
 }
 
 bool Op::begin_running() noexcept {

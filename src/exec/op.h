@@ -167,6 +167,7 @@ class Op final : public Request, public Task {
     bool is_done = false;
   };
   bool begin_running() noexcept;
+  [[gnu::noinline]] Outcome run_with_lock() noexcept;
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute() noexcept;
   void fail_whole(Ref<Failure> failure) noexcept;

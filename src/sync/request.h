@@ -159,8 +159,9 @@ class Request {
   bool heeds_host = false;          // an op that must not run beside conflicting views of the host
   bool ignores_dead_owner = false;  // it accepts bytes whose writer died
   // kForView: a call that opens a view as soon as it is granted. kOnStream: it uses its memory on a stream,
-  // so it does not wait for parts that are submitted.
-  enum Trait : uint8_t { kForView = 1, kOnStream = 2 };
+  // so it does not wait for parts that are submitted. kNeedsLock: an op whose body needs the lock of a
+  // language.
+  enum Trait : uint8_t { kForView = 1, kOnStream = 2, kNeedsLock = 4 };
   uint8_t traits = 0;
   bool is_for_view() const noexcept { return (traits & kForView) != 0; }
   bool is_on_stream() const noexcept { return (traits & kOnStream) != 0; }

@@ -2,6 +2,7 @@
  *
  * Leases, ops and what becomes of failures, as a stranger uses them.
  */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -425,8 +426,13 @@ static void ops(const char* engine) {
   tenon_op_release(op);
   CHECK(tenon_array_wait(to, TENON_READ, -1, &error) == TENON_ERR_OP);
   context.code = 0;
+  work.flags = 98;
+  FAILS(TENON_ERR_VALUE, tenon_push(&work, 2, uses, NULL, &error));
+  work.struct_size = offsetof(tenon_work, flags); /* of a caller that does not know the flags */
   OK(tenon_push(&work, 2, uses, NULL, &error));
   OK(tenon_array_wait(to, TENON_READ, -1, &error));
+  work.struct_size = sizeof work;
+  work.flags = 0;
   CHECK(context.runs == 4 && context.drops == 4);
 
   /* The payload goes with the last that holds it: the thread's last error, and the engine that ran it. */

@@ -4,6 +4,7 @@
 import asyncio
 import gc
 import random
+import sys
 import threading
 import time
 
@@ -44,6 +45,22 @@ def test_ops_on_one_array_run_in_the_order_of_their_push():
         tn.push(append, tn.inout(a), i)
     tn.waitall()
     assert seen == [(i, i) for i in range(50)]
+
+
+def test_a_thread_that_waits_with_the_gil_runs_the_body_itself():
+    a = tn.zeros(1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # no other thread gets the GIL before this one gives it up
+    try:
+        threads = set()
+        for _ in range(200):
+            op = tn.push(lambda v: threads.add(threading.get_ident()), a)
+            for _ in range(2000):
+                pass  # a worker takes the op meanwhile
+            op.wait()
+    finally:
+        sys.setswitchinterval(interval)
+    assert threads == {threading.get_ident()}
 
 
 def test_a_result_is_what_the_function_returned():
