@@ -128,9 +128,20 @@ bool requires_grad(nb::handle object) {
   return is_true(owned(PyObject_GetAttr(object.ptr(), name.get())));
 }
 
+// Some of its elements are neighbours in memory.
+bool has_neighbours(const tenon_array_desc& desc) {
+  for (int32_t i = 0; i < desc.ndim; ++i) {
+    if (desc.strides[i] == 1 && desc.shape[i] > 1) return true;
+  }
+  return false;
+}
+
 // Tensors of PyTorch may stand for the conjugate or, as the imaginary part of one, for the negative of what
-// lies in memory.
-void check_lazy_bits(nb::handle object, DType dtype) {
+// lies in memory. The elements of such a part are never neighbours, so that the usual real tensor need not be
+// asked, which takes a quarter of its import. Not seen: the negative of neighbours, which a program can only
+// make with as_strided() or torch._neg_view().
+void check_lazy_bits(nb::handle object, const Array& array) {
+  const DType dtype = array.dtype();
   static Name is_conj("is_conj"), is_neg("is_neg");
   const auto refuse_if = [&](Name& method, const char* what, const char* way_out) {
     if (is_true(owned(PyObject_CallMethodObjArgs(object.ptr(), method.get(), nullptr)))) {
@@ -138,8 +149,8 @@ void check_lazy_bits(nb::handle object, DType dtype) {
     }
   };
   if (dtype.code() == TENON_COMPLEX) refuse_if(is_conj, "conjugated", "resolve_conj");
-  if (dtype.code() == TENON_COMPLEX || dtype.code() == TENON_FLOAT)
-    refuse_if(is_neg, "negated", "resolve_neg");
+  const bool may_be_part = dtype.code() == TENON_FLOAT && !has_neighbours(array.desc());
+  if (dtype.code() == TENON_COMPLEX || may_be_part) refuse_if(is_neg, "negated", "resolve_neg");
 }
 
 bool is_set(nb::handle object, const char* name) {
@@ -310,7 +321,7 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writ
   } catch (nb::python_error& error) {
     refuse_tensor(object, exchange, error);
   }
-  if (exchange.has_lazy_bits) check_lazy_bits(object, array.dtype());
+  if (exchange.has_lazy_bits) check_lazy_bits(object, array);
   return array;
 }
 

@@ -248,6 +248,45 @@ def test_a_tensor_whose_sign_is_a_bit_is_not_read_without_it():
     assert a.tolist() == [-2.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(lambda t: t.imag, id="whole"),
+        pytest.param(lambda t: t.imag.T, id="transposed"),
+        pytest.param(lambda t: t[:, ::2].imag, id="strided"),
+        pytest.param(lambda t: t.imag[1], id="row"),
+        pytest.param(lambda t: t.imag[1, 1], id="scalar"),
+        pytest.param(lambda t: t.imag[:1, :1], id="one element"),
+        pytest.param(lambda t: t.imag[:, 1:2], id="column"),
+        pytest.param(lambda t: t.imag[:1, :1].expand(3, 4), id="expanded"),
+        pytest.param(lambda t: t.imag.unfold(1, 2, 1), id="unfolded"),
+        pytest.param(lambda t: t.T.contiguous().imag, id="copied"),
+        pytest.param(lambda t: t.T.clone().conj().resolve_conj().conj().imag, id="conjugated again"),
+    ],
+)
+def test_the_negated_part_of_a_conjugated_tensor_is_refused(dtype, part):
+    t = part((torch.arange(12.0).reshape(3, 4) * (1 + 2j)).to(dtype).conj())
+    if not t.is_neg():
+        assert tn.from_dlpack(t).tolist() == t.tolist()
+        return
+    with pytest.raises(BufferError, match="resolve_neg"):
+        tn.from_dlpack(t)
+
+
+def test_a_tensor_with_neighbouring_elements_is_not_asked_for_its_sign(monkeypatch):
+    asked = []
+    is_neg = torch.Tensor.is_neg
+    monkeypatch.setattr(torch.Tensor, "is_neg", lambda t: asked.append(t.shape) or is_neg(t))
+    tn.from_dlpack(torch.zeros(4, 8))
+    tn.from_dlpack(torch.zeros(4, 8).T)
+    assert not asked
+    tn.from_dlpack(torch.zeros(8)[::2])
+    tn.from_dlpack(torch.zeros(1))
+    tn.from_dlpack(torch.zeros(3, dtype=torch.complex64))
+    assert len(asked) == 3
+
+
 def test_a_subclass_that_overrides_dlpack_is_asked():
     asked = []
 
