@@ -573,7 +573,8 @@ TENON_API void tenon_op_complete(tenon_op* op);
 TENON_API void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
                              void (*drop_payload)(void* payload));
 
-/* Whether a view that was taken in the op's body is still open. For bindings, before they complete the op. */
+/* Whether a view that was taken in the op's body is still open. In a body of a recording: a view that this
+ * thread has taken. For bindings, before they complete the op. */
 TENON_API int32_t tenon_op_has_views(const tenon_op* op);
 
 TENON_API void tenon_op_retain(tenon_op* op);

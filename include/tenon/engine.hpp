@@ -647,6 +647,11 @@ class Recording {
     if (!uses.empty()) options.where = uses.front().where;
     push(options, std::move(body), uses);
   }
+  template <class Body>
+    requires detail::HasSignature<Body>
+  void push(Body body, std::source_location where = std::source_location::current()) {
+    push(PushOptions{.where = where}, std::move(body));
+  }
 
   // Pushes an op that runs all bodies. Fails with LEASE_CONFLICT, CLOSED.
   Op replay(const PushOptions& options) const {

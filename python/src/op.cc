@@ -36,7 +36,7 @@ class PythonResult final : public Result {
   nb::object value_;
 };
 
-// The body of an op and where its result goes. Of a recorded body: null, because nobody asks for its result.
+// The body of an op and where its result goes.
 struct Body : owners::Node {
   Body(nb::object callable, std::shared_ptr<PythonResult> result_of_body,
        std::shared_ptr<Renewals> renewals_of_push)
@@ -66,40 +66,48 @@ bool has_escaped(const tenon_op* op) {
   return tenon_op_has_views(op) != 0;
 }
 
-void run_body(Body& self, tenon_op* op) {
-  if (self.renewals) self.renewals->accept();
+// result: may be null.
+void run_body(const nb::object& body, PythonResult* result_of_body, tenon_op* op) {
   nb::object result;
   nb::object exception;
   try {
-    result = self.body();
+    result = body();
   } catch (nb::python_error& error) {
     exception = nb::borrow(error.value());
     if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
   }
   if (!exception.is_valid() && has_escaped(op)) {
-    exception = callback(Callback::kLeaseEscaped)(callback(Callback::kDescribeEscape)(self.body));
+    exception = callback(Callback::kLeaseEscaped)(callback(Callback::kDescribeEscape)(body));
     result.reset();
   }
-  if (exception.is_valid()) {
-    fail(op, self.body, std::move(exception));
-  } else {
-    if (self.result) self.result->set(std::move(result));
-    tenon_op_complete(op);
-  }
+  if (exception.is_valid()) return fail(op, body, std::move(exception));
+  if (result_of_body != nullptr) result_of_body->set(std::move(result));
+  tenon_op_complete(op);
 }
 
-void run(void* context, tenon_op* op) noexcept {
-  const EngineThread gil;
-  const InBody in_body;
+// Calls function, which ends the op. If it throws instead, the op fails.
+template <class Function>
+void end_op_by(Function function, tenon_op* op) noexcept {
   constexpr const char* kUntold = "its failure could not be described";
   try {
-    run_body(*static_cast<Body*>(context), op);
+    function();
   } catch (nb::python_error& error) {
     discard_as_unraisable(error, "an op of tenon");
     tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
   } catch (...) {
     tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
   }
+}
+
+void run(void* context, tenon_op* op) noexcept {
+  const EngineThread gil;
+  const InBody in_body;
+  const auto& self = *static_cast<const Body*>(context);
+  const auto end_op = [&] {
+    self.renewals->accept();
+    run_body(self.body, self.result.get(), op);
+  };
+  end_op_by(end_op, op);
 }
 
 // A failure that no caller has seen, until it is reported under the GIL. Made by any thread.
@@ -133,24 +141,18 @@ void report_unseen(tenon_failure* failure) noexcept {
   node != nullptr ? owners::release(node) : tenon_failure_release(failure);
 }
 
-OwnedWork make_work(nb::object body, std::shared_ptr<PythonResult> result, std::shared_ptr<Renewals> renewals,
-                    const char* name) {
-  OwnedWork owned;
-  owned.work.struct_size = sizeof owned.work;
-  owned.work.context = new Body(std::move(body), std::move(result), std::move(renewals));
-  owned.work.run = run;
-  owned.work.drop = drop_object;
-  owned.work.name = name;
-  owned.work.flags = TENON_NEEDS_LOCK;
-  return owned;
-}
-
 NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
                    const nb::list& renewed) {
   const auto result = std::make_shared<PythonResult>();
   const auto renewals = std::make_shared<Renewals>(renewed);
-  return push(make_work(std::move(body), result, renewals, name), on_conflict, uses_from(rows).uses, result,
-              *renewals);
+  OwnedWork owned;
+  owned.work.struct_size = sizeof owned.work;
+  owned.work.context = new Body(std::move(body), result, renewals);
+  owned.work.run = run;
+  owned.work.drop = drop_object;
+  owned.work.name = name;
+  owned.work.flags = TENON_NEEDS_LOCK;
+  return push(std::move(owned), on_conflict, uses_from(rows).uses, result, *renewals);
 }
 
 }  // namespace
@@ -270,19 +272,14 @@ NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>
   return {op, std::move(result)};
 }
 
-OwnedWork work_of_body(nb::object body, const char* name) {
-  return make_work(std::move(body), nullptr, nullptr, name);
+void run_python_body(const nb::object& body, tenon_op* op) noexcept {
+  const InBody in_body;
+  end_op_by([&] { run_body(body, nullptr, op); }, op);
 }
-
-namespace {
 
 PyObject* original_of_use(const tenon_use& use) noexcept {
   return original_of(static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release)));
 }
-
-}  // namespace
-
-bool has_original(const tenon_use& use) noexcept { return original_of_use(use) != nullptr; }
 
 void check_original(const tenon_use& use, const char* name) {
   PyObject* const original = original_of_use(use);

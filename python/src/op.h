@@ -107,8 +107,8 @@ struct Uses {
 // The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it:
 // throws LeaseConflict then. name: of the op.
 void check_original(const tenon_use& use, const char* name);
-// There is such an array.
-bool has_original(const tenon_use& use) noexcept;
+// That NumPy array, borrowed; null: there is none.
+PyObject* original_of_use(const tenon_use& use) noexcept;
 
 // Throws TypeError for arrays that the host cannot read.
 void check_on_host(const std::vector<tenon_use>& uses, const char* name);
@@ -116,8 +116,8 @@ void check_on_host(const std::vector<tenon_use>& uses, const char* name);
 // (array, is write, is overwrite) of each.
 Uses uses_from(const nb::list& rows);
 
-// A body in Python, without a result and renewals. name lives until the work is accepted.
-OwnedWork work_of_body(nb::object body, const char* name);
+// Runs a body in Python under the GIL, and ends the op. Nothing is thrown for what the body raises.
+void run_python_body(const nb::object& body, tenon_op* op) noexcept;
 
 // A call of a native function: pushed_function.cc. rows: what the caller declared beyond the prototype; the
 // uses of the work are all. result: of the last call; may be null.

@@ -3,9 +3,11 @@
 // Recordings as tenon/_sync/recordings.py uses them.
 #include <nanobind/stl/string.h>
 
+#include <memory>
+#include <set>
 #include <utility>
-#include <vector>
 
+#include "fork_gate.h"
 #include "op.h"
 #include "owners.h"
 #include "sites.h"
@@ -18,6 +20,24 @@ class NoResult final : public Result {
   nb::object get() const override { return nb::none(); }
 };
 
+// A list of bodies in Python, which belongs to the Recording, so that the garbage collector sees the
+// bodies, and to each replay until it is done. Borrowed; set by each replay.
+struct Bodies {
+  PyObject* list = nullptr;
+};
+
+struct RecordedBody {
+  std::shared_ptr<const Bodies> bodies;
+  Py_ssize_t place;
+
+  static void run(void* context, tenon_op* op) noexcept {
+    const EngineThread gil;
+    const auto& [bodies, place] = *static_cast<const RecordedBody*>(context);
+    run_python_body(nb::borrow(PyList_GetItem(bodies->list, place)), op);
+  }
+  static void drop(void* context) noexcept { delete static_cast<RecordedBody*>(context); }
+};
+
 class NativeRecording {
  public:
   NativeRecording() { call(tenon_recording_create, &recording_); }
@@ -28,8 +48,15 @@ class NativeRecording {
     tenon_recording_release(recording_);
   }
 
-  void push(nb::object body, const nb::list& rows, const char* name) {
-    add(work_of_body(std::move(body), name), uses_from(rows));
+  // place: of the body in the list that replay() gets.
+  void push(Py_ssize_t place, const nb::list& rows, const char* name) {
+    OwnedWork owned;
+    owned.work.struct_size = sizeof owned.work;
+    owned.work.context = new RecordedBody{bodies_, place};
+    owned.work.run = RecordedBody::run;
+    owned.work.drop = RecordedBody::drop;
+    owned.work.name = name;
+    add(std::move(owned), uses_from(rows));
   }
 
   void push_function(const Function& function, const nb::list& arguments, const nb::list& rows,
@@ -39,14 +66,25 @@ class NativeRecording {
     add(std::move(work), std::move(uses));
   }
 
-  NativeOp replay(const char* name, int32_t on_conflict) const {
+  NativeOp replay(const nb::list& bodies, const char* name, int32_t on_conflict) {
     owners::drain();
     if (on_conflict != TENON_CONFLICT_IGNORE) {
-      for (const tenon_use& use : uses_.uses) check_original(use, name);
+      for (const tenon_use& use : lent_.uses) check_original(use, name);
     }
+    bodies_->list = bodies.ptr();
+    auto* const kept = new owners::Object(bodies);
     tenon_op* op = nullptr;
-    call(tenon_recording_replay, recording_, on_conflict, name, current_site(), &op);
-    return {op, std::make_shared<NoResult>()};
+    try {
+      call(tenon_recording_replay, recording_, on_conflict, name, current_site(), &op);
+    } catch (...) {
+      owners::release(kept);
+      throw;
+    }
+    NativeOp result(op, std::make_shared<NoResult>());
+    // Without memory for this, the list is kept for ever.
+    const auto release = [](void* object) noexcept { owners::release(static_cast<owners::Object*>(object)); };
+    (void)tenon_op_on_done(op, release, kept, nullptr);
+    return result;
   }
 
  private:
@@ -58,12 +96,16 @@ class NativeRecording {
     work.context = nullptr;
     for (size_t i = 0; i < uses.uses.size(); ++i) {
       const tenon_use& use = uses.uses[i];
-      if (has_original(use)) uses_.add(std::move(uses.arrays[i]), static_cast<Access>(use.access), use.flags);
+      PyObject* const original = original_of_use(use);
+      if (original == nullptr || !originals_.emplace(original, use.access).second) continue;
+      lent_.add(std::move(uses.arrays[i]), static_cast<Access>(use.access), use.flags);
     }
   }
 
   tenon_recording* recording_ = nullptr;
-  Uses uses_;  // of memory that NumPy arrays have lent
+  const std::shared_ptr<Bodies> bodies_ = std::make_shared<Bodies>();
+  Uses lent_;  // of memory that NumPy arrays have lent, each array and access once
+  std::set<std::pair<PyObject*, int32_t>> originals_;
 };
 
 }  // namespace
@@ -71,15 +113,15 @@ class NativeRecording {
 void add_recordings(nb::module_& module) {
   nb::class_<NativeRecording>(module, "NativeRecording", "The native part of tenon.Recording.")
       .def(nb::init<>())
-      .def("push", &NativeRecording::push, nb::arg("body"), nb::arg("uses"), nb::arg("name"),
-           nb::sig(
-               "def push(self, body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str) "
-               "-> None"))
+      .def("push", &NativeRecording::push, nb::arg("place"), nb::arg("uses"), nb::arg("name"),
+           nb::sig("def push(self, place: int, uses: list[tuple[NDArray, bool, bool]], name: str) -> None"))
       .def("push_function", &NativeRecording::push_function, nb::arg("function"), nb::arg("arguments"),
            nb::arg("uses"), nb::arg("name"),
            nb::sig("def push_function(self, function: Function, arguments: list[Any], "
                    "uses: list[tuple[NDArray, bool, bool]], name: str) -> None"))
-      .def("replay", &NativeRecording::replay, nb::arg("name"), nb::arg("on_conflict"));
+      .def("replay", &NativeRecording::replay, nb::arg("bodies"), nb::arg("name"), nb::arg("on_conflict"),
+           nb::sig(
+               "def replay(self, bodies: list[Callable[[], Any]], name: str, on_conflict: int) -> NativeOp"));
 }
 
 }  // namespace tenon::python

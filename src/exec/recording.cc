@@ -55,7 +55,8 @@ Ref<Recording> Recording::create() { return Ref<Recording>::adopt(new Recording)
 
 void Recording::release() noexcept {
   if (!owners_.decrement()) return;
-  for (const Kept& kept : kept_) kept.drop(kept.object);
+  // The last first: the array of a body lives until the body has been dropped.
+  for (size_t i = kept_.size(); i-- > 0;) kept_[i].drop(kept_[i].object);
   release_memory();
 }
 
@@ -68,7 +69,7 @@ const char* Recording::copy(const char* text, const char* last) {
   if (text == nullptr) return nullptr;
   if (last != nullptr && std::strcmp(text, last) == 0) return last;
   const size_t size = std::strlen(text) + 1;
-  const auto& made = copies_.emplace_back(new char[size]);
+  const auto& made = copies_.emplace_back(std::make_unique<char[]>(size));
   return static_cast<const char*>(std::memcpy(made.get(), text, size));
 }
 
@@ -76,6 +77,7 @@ void Recording::begin_add(const RecordedBody& body, const BodyTexts& texts) {
   if (is_prepared_) {
     throw_error(Code::kValue, "the recording has been replayed, and cannot be extended: make another one");
   }
+  if (is_incomplete_) throw_error(Code::kNoMemory, "there was no memory for a body of the recording");
   is_incomplete_ = true;
   const BodyTexts last = texts_.empty() ? BodyTexts{} : texts_.back().texts;
   const BodyTexts copied{copy(texts.name, last.name), copy(texts.site, last.site)};
@@ -102,7 +104,9 @@ bool Recording::is_new(const void* object) noexcept {
 
 void Recording::prepare() {
   claims_ = graph_.claims();
-  // So that the op need not sort its parts.
+  // The turn of an op. Overwritten, because a failure of one op does not concern the next.
+  claims_.push_back({&home_, Extent(), Access::kWrite, true});
+  // In the order of their queues, so that append() need not sort the parts.
   std::sort(claims_.begin(), claims_.end(), [](const StepUse& a, const StepUse& b) {
     return a.home->load(std::memory_order_relaxed) < b.home->load(std::memory_order_relaxed);
   });
@@ -118,6 +122,7 @@ void Recording::prepare() {
     step.edges_end = static_cast<uint32_t>(edges_.size());
     if (step.n_before == 0) roots_.push_back(i);
   }
+  n_threads_ = static_cast<uint32_t>(Engine::instance().concurrency()) + 1;  // and one that waits
   start_anew();
   is_prepared_ = true;
 }
@@ -129,26 +134,24 @@ void Recording::start_anew() noexcept {
   ready_.store(kNone, std::memory_order_relaxed);
   new (&ready_lock_) SpinLock;
   is_helper_posted_.store(false, std::memory_order_relaxed);
+  failure_ = {};  // of an op that runs in the parent
   process_ = ForkMark();
 }
 
 Ref<Op> Recording::make_op(const char* name, const char* site) {
   if (is_incomplete_) throw_error(Code::kNoMemory, "there was no memory for a body of the recording");
   if (!is_prepared_) prepare();
-  Ref<Op> op = Op::create({this, run, drop}, claims_.size() + 1, name != nullptr ? name : "replay", site);
+  Ref<Op> op = Op::create({this, run, drop}, claims_.size(), name != nullptr ? name : "replay", site);
   retain();
   op->set_bodies(*this);
-  for (size_t i = 0; i < claims_.size(); ++i) {
-    RequestPart& part = op->parts[i];
-    part.home = claims_[i].home;
-    part.extent = claims_[i].extent;
-    part.access = claims_[i].access;
-    part.is_overwrite = claims_[i].is_overwrite;
+  size_t place = 0;
+  for (const StepUse& claim : claims_) {
+    RequestPart& part = op->parts[place++];
+    part.home = claim.home;
+    part.extent = claim.extent;
+    part.access = claim.access;
+    part.is_overwrite = claim.is_overwrite;
   }
-  RequestPart& turn = op->parts.back();
-  turn.home = &home_;
-  turn.access = Access::kWrite;
-  turn.is_overwrite = true;  // a failure of one replay does not concern the next
   return op;
 }
 
@@ -182,17 +185,16 @@ void Recording::run(void* context, Op* op) {
 // Late calls of it find nothing, or steps of the op that runs now.
 Task* Recording::Helper::run() noexcept {
   Recording& self = recording_;
-  // pairs with: Recording::call_helper, "the executor has given the helper back"
-  self.is_helper_posted_.store(false, std::memory_order_release);
+  // pairs with: Recording::call_helper, "ready steps, or a helper that was given back"
+  self.is_helper_posted_.exchange(false, std::memory_order_acq_rel);
   self.work();
   self.release_memory();
   return nullptr;
 }
 
 void Recording::call_helper() noexcept {
-  if (is_helper_posted_.load(std::memory_order_relaxed)) return;
-  // pairs with: Helper::run, "the executor has given the helper back"
-  if (is_helper_posted_.exchange(true, std::memory_order_acquire)) return;
+  // pairs with: Helper::run, "ready steps, or a helper that was given back"
+  if (is_helper_posted_.exchange(true, std::memory_order_acq_rel)) return;
   retain_memory();
   Engine::instance().executor().post(&helper_);
 }
@@ -208,8 +210,7 @@ void Recording::work() noexcept {
     const auto run = [this, &runner] { run_steps(&runner); };
     while (!has_returned(run)) {
       // The body has ended its thread, which continues here.
-      const auto [name, site] = texts_of(runner.step);
-      note_failure(Failure::make(Code::kOp, kEndedThread, name, site));
+      if (!runner.has_ended) fail_step(&runner, kEndedThread);
       end_step(&runner);
       if (!find_step(&runner)) break;
     }
@@ -235,21 +236,24 @@ bool Recording::find_step(Runner* runner) noexcept {
   if (runner->step != kNone) return true;
   if (runner->root == runner->last_root) {
     runner->step = pop_ready();
-    if (runner->step != kNone) return true;
+    if (runner->step != kNone) {
+      if (ready_.load(std::memory_order_relaxed) != kNone) call_helper();
+      return true;
+    }
     if (!claim_roots(runner)) return false;
   }
   runner->step = roots_[runner->root++];
   return true;
 }
 
-// Takes a share of the roots that are left: large at first, because each claim costs the transfer of a
-// cache line.
+// Takes a share of the roots that are left. Several, because each claim costs the transfer of a cache line;
+// but no other thread can take them back.
 bool Recording::claim_roots(Runner* runner) noexcept {
-  constexpr uint32_t kMost = 64;
+  constexpr uint32_t kMost = 16;
   const auto n_roots = static_cast<uint32_t>(roots_.size());
   uint32_t root = next_root_.load(std::memory_order_relaxed);
   while (root < n_roots) {
-    const uint32_t end = root + std::clamp((n_roots - root) / 4, 1u, kMost);
+    const uint32_t end = root + std::clamp((n_roots - root) / (2 * n_threads_), 1u, kMost);
     // pairs with: Recording::run, "the op of a recording"
     if (!next_root_.compare_exchange_weak(root, end, std::memory_order_acquire, std::memory_order_relaxed))
       continue;
@@ -284,18 +288,23 @@ void Recording::run_step(Runner* runner) {
     return;
   const RecordedBody& body = steps_[runner->step].body;
   runner->has_ended = false;
-  body.run(body.context, reinterpret_cast<tenon_op*>(op_));
-  if (this_thread.running_request != op_) [[unlikely]]
-    op_->end_forked_child();
+  Op& op = *op_;  // in a forked child, the body may have run other ops of the recording
+  body.run(body.context, reinterpret_cast<tenon_op*>(&op));
+  if (this_thread.running_request != &op) [[unlikely]]
+    op.end_forked_child();
   if (runner->has_ended) [[likely]]
     return;
+  fail_step(
+      runner,
+      "its body returned before it had completed or failed the op: a recorded body cannot end later, on "
+      "another thread");
+}
+
+// A body that has not ended the op, and cannot do so any more.
+void Recording::fail_step(Runner* runner, const char* message) noexcept {
   op_->retain();  // for ever: a thread may have the op and end it later, without effect
   const auto [name, site] = texts_of(runner->step);
-  note_failure(
-      Failure::make(Code::kOp,
-                    "its body returned before it had completed or failed the op: a recorded body cannot "
-                    "end later, on another thread",
-                    name, site));
+  note_failure(Failure::make(Code::kOp, message, name, site));
 }
 
 // This thread runs one of the steps that have become ready; the others are left to all.

@@ -3,7 +3,7 @@
 // Bodies that are recorded once and run together as one op, any number of times. The op claims what the
 // bodies use together, so that leases, views, failures and deadlocks concern the op as a whole. Inside of
 // it, the order of the bodies was computed when they were recorded: a body costs one call, and one counter
-// for each body that waits for it.
+// for each later body whose use of memory conflicts with its own.
 #pragma once
 
 #include <array>
@@ -55,7 +55,7 @@ class Recording final : public Bodies {
   // Requires room.
   void keep(const Kept& kept) noexcept { kept_.push_back(kept); }
 
-  // False if the object was passed to this function before; it forgets some of them.
+  // True at the first call with an object, and possibly at later ones.
   bool is_new(const void* object) noexcept;
 
   // A new op that runs all bodies, to be pushed. name and site are copied. Throws std::bad_alloc, and fails
@@ -114,6 +114,7 @@ class Recording final : public Bodies {
   void push_ready(uint32_t step) noexcept;
   uint32_t pop_ready() noexcept;
   void call_helper() noexcept;
+  void fail_step(Runner* runner, const char* message) noexcept;
   void note_failure(Ref<Failure> failure) noexcept;
 
   // Written by add(), then constant.
@@ -132,7 +133,8 @@ class Recording final : public Bodies {
 
   // Written by the first make_op(), then constant.
   bool is_prepared_ = false;
-  std::vector<StepUse> claims_;
+  uint32_t n_threads_ = 0;       // that may run steps
+  std::vector<StepUse> claims_;  // in the order of their queues, with that of this recording
   std::vector<uint32_t> roots_;  // steps that wait for no other
   std::vector<uint32_t> edges_;  // the steps that wait for each step, one after the other
   std::unique_ptr<Step[]> steps_;

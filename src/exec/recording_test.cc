@@ -368,6 +368,62 @@ TEST_F(RecordingOnPool, BodiesThatBecomeReadyTogetherRunAtTheSameTime) {
   wait(replay(*recording));
 }
 
+TEST_F(RecordingOnPool, AllThreadsGetStepsInEachReplay) {
+  constexpr int kBodies = 5;
+  Engine::instance().set_executor("pool", kBodies);
+  std::array<Cell, kBodies> cells;
+  std::latch first(kBodies), second(kBodies);
+  std::latch* all = &first;
+  const Ref<Recording> recording = Recording::create();
+  record(*recording, {write(cell)}, [] {});
+  for (Cell& each : cells) record(*recording, {read(cell), write(each)}, [&all] { all->arrive_and_wait(); });
+  wait(replay(*recording));
+  all = &second;
+  wait(replay(*recording));
+}
+
+TEST_F(RecordingOnPool, ViewsOfOtherBodiesAreNotThoseOfThisThread) {
+  Cell other;
+  std::latch is_open(1), is_seen(1);
+  const Ref<Recording> recording = Recording::create();
+  record(*recording, {write(cell)}, [&] {
+    Conflict none;
+    CellLease lease(read(cell));
+    ASSERT_TRUE(lease.acquire(&none));
+    EXPECT_TRUE(has_views_of_thread(*this_thread.running_request));
+    is_open.count_down();
+    is_seen.wait();
+    lease.release();
+    EXPECT_FALSE(has_views_of_thread(*this_thread.running_request));
+    Sight view(read(cell));
+    ASSERT_TRUE(view.open(&none));
+    EXPECT_TRUE(has_views_of_thread(*this_thread.running_request));
+  });
+  record(*recording, {write(other)}, [&] {
+    is_open.wait();
+    EXPECT_TRUE(has_views(*this_thread.running_request));
+    EXPECT_FALSE(has_views_of_thread(*this_thread.running_request));
+    is_seen.count_down();
+  });
+  wait(replay(*recording));
+}
+
+TEST_F(RecordingOnPool, ABodyForWhichThereWasNoMemoryMakesTheRecordingUnusable) {
+  const Ref<Recording> recording = Recording::create();
+  const RecordedBody body{nullptr, [](void*, tenon_op* op) { reinterpret_cast<Op*>(op)->complete(); }};
+  recording->begin_add(body, {"refused", nullptr});  // end_add() is missing, as after an exception
+  const auto code_of = [](auto&& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return Code{};
+  };
+  EXPECT_EQ(code_of([&] { recording->begin_add(body, {"next", nullptr}); }), Code::kNoMemory);
+  EXPECT_EQ(code_of([&] { recording->make_op("op", nullptr); }), Code::kNoMemory);
+}
+
 TEST_F(RecordingOnPool, ReplaysOfOneRecordingDoNotOverlap) {
   std::atomic<int> running{0};
   std::atomic<int> overlaps{0};
@@ -426,7 +482,7 @@ TEST_F(RecordingOnPool, AReplayedRecordingCannotBeExtended) {
   wait(replay(*recording));
 }
 
-void add(StepGraph& graph, std::span<const StepUse> uses) {
+void add(StepGraph& graph, const std::vector<StepUse>& uses) {
   graph.add_step();
   for (const StepUse& use : uses) graph.use(use);
 }
@@ -454,6 +510,23 @@ TEST(StepGraph, ClaimsWhatTheStepsUseTogether) {
   EXPECT_TRUE(claims[3].is_overwrite) << "the first claims say which of its bytes must hold a value";
   EXPECT_EQ(claims[4].extent, cell.extent());
   EXPECT_EQ(claims[4].access, Access::kRead);
+}
+
+TEST(StepGraph, OnlyClaimsOfOneKindAndMemoryAreMerged) {
+  std::array<Home, 2> homes;
+  const auto claims_of_two = [&](StepUse a, StepUse b) {
+    StepGraph graph;
+    add(graph, {{a, b}});
+    return graph.claims().size();
+  };
+  const StepUse first{&homes[0], {64, 128}, Access::kWrite, true};
+  EXPECT_EQ(claims_of_two(first, {&homes[0], {128, 192}, Access::kWrite, true}), 1u);
+  EXPECT_EQ(claims_of_two(first, {&homes[1], {128, 192}, Access::kWrite, true}), 2u);
+  EXPECT_EQ(claims_of_two(first, {&homes[0], {128, 192}, Access::kWrite, false}), 2u);
+  EXPECT_EQ(claims_of_two(first, {&homes[0], {128, 192}, Access::kRead, false}), 2u);
+  StepGraph graph;
+  add(graph, {{StepUse{&homes[0], {64, 128}, Access::kRead, true}}});
+  EXPECT_FALSE(graph.claims().front().is_overwrite) << "a read overwrites nothing";
 }
 
 // Each use is inside of a claim that allows it, and each claimed byte has the strongest access of the steps.

@@ -15,15 +15,12 @@ void StepGraph::use(const StepUse& use) {
     uses_.push_back(use);
     return use_some(step, use);
   }
-  bool& is_listed = use.access == Access::kRead ? known->is_listed_read : known->is_listed_write;
-  if (!std::exchange(is_listed, true)) uses_.push_back(use);
   visit(step, use, known);
 }
 
 // Splits known bytes at the ends of the extent, and adds those between them.
 void StepGraph::use_some(uint32_t step, const StepUse& use) {
   const auto split = [this](auto at, uintptr_t address) {
-    at->second.is_listed_read = at->second.is_listed_write = false;
     Bytes rest = at->second;
     rest.claim.extent.begin = address;
     at->second.claim.extent.end = address;

@@ -71,9 +71,6 @@ class StepGraph {
     uint32_t writer = kNone;  // the last step that writes them
     uint32_t readers =
         kNone;  // the steps that have read them since, newest first; parts of a split share them
-    // uses_ has exactly these bytes with this access.
-    bool is_listed_read = false;
-    bool is_listed_write = false;
   };
 
   void use_some(uint32_t step, const StepUse& use);
@@ -84,7 +81,7 @@ class StepGraph {
   std::vector<Node> steps_;
   std::vector<Edge> edges_;
   std::vector<Reader> readers_;
-  std::vector<StepUse> uses_;         // each at least once
+  std::vector<StepUse> uses_;         // those of bytes that were not one entry of bytes_ then
   std::map<uintptr_t, Bytes> bytes_;  // by their first address; they do not overlap
   std::array<Bytes*, 256> recent_{};  // found without a search if a step uses exactly these bytes again
 };

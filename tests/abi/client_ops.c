@@ -254,6 +254,69 @@ static void recordings(void) {
   tenon_array_release(b);
 }
 
+enum { MANY = 600 };
+
+static int freed, drops_of_many;
+
+static void note_freed(void* owner) {
+  (void)owner;
+  freed++;
+}
+
+/* The arrays of a body live until the body has been dropped. */
+static void check_drop(void* context) {
+  (void)context;
+  drops_of_many++;
+  CHECK(freed < drops_of_many);
+}
+
+static void complete(void* context, tenon_op* op) {
+  (void)context;
+  tenon_op_complete(op);
+}
+
+/* A recording keeps each of its arrays, also if nothing else does. */
+static void arrays_of_recordings(void) {
+  static float memory[MANY][4];
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_recording* recording = NULL;
+  tenon_op* op = NULL;
+  tenon_work work;
+  int64_t shape[1] = {4};
+  int i, k;
+  memset(&work, 0, sizeof work);
+  work.struct_size = sizeof work;
+  work.run = complete;
+  OK(tenon_recording_create(&recording, &error));
+  for (i = 0; i < MANY; i++) {
+    tenon_adoption adoption;
+    tenon_use use = {NULL, TENON_WRITE, 0};
+    memset(&adoption, 0, sizeof adoption);
+    adoption.struct_size = sizeof adoption;
+    adoption.data = memory[i];
+    adoption.dtype = client_float32;
+    adoption.device = client_cpu;
+    adoption.ndim = 1;
+    adoption.shape = shape;
+    adoption.owner = memory[i];
+    adoption.deleter = note_freed;
+    OK(tenon_array_adopt(&adoption, &use.array, &error));
+    for (k = 0; k < 2; k++) {
+      work.drop = k == 1 ? check_drop : NULL;
+      OK(tenon_recording_push(recording, &work, 1, &use, &error));
+    }
+    tenon_array_release(use.array);
+  }
+  CHECK(freed == 0);
+  OK(tenon_recording_replay(recording, TENON_CONFLICT_RAISE, NULL, NULL, &op, &error));
+  OK(tenon_op_wait(op, -1, &error));
+  tenon_op_release(op);
+  CHECK(freed == 0 && drops_of_many == 0);
+  OK(tenon_wait_all(-1, &error));
+  tenon_recording_release(recording);
+  CHECK(freed == MANY && drops_of_many == MANY);
+}
+
 static int searches, reports;
 static uint64_t task_here;
 static char last_report[512];
@@ -511,6 +574,7 @@ void client_ops(void) {
   failed_leases();
   requests();
   recordings();
+  arrays_of_recordings();
   reports_of_tasks();
   traces();
   ops("pool");

@@ -5,6 +5,7 @@ import asyncio
 import gc
 import random
 import threading
+import time
 import weakref
 
 import native_library
@@ -29,6 +30,14 @@ def engine(request, nothing_stays_behind):
 
 def fail(*_):
     raise RuntimeError("this body fails")
+
+
+def wait_until_gone(alive):
+    end = time.monotonic() + 60
+    while alive() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert alive() is None
 
 
 def test_replays_have_the_result_of_the_functions_one_after_the_other():
@@ -260,8 +269,44 @@ def test_a_recording_keeps_its_functions_until_the_last_replay_is_done():
     del loop
     op.wait()
     assert a.tolist() == [1, 1]
-    gc.collect()
-    assert alive() is None
+    wait_until_gone(alive)
+
+
+def test_a_recording_in_a_reference_cycle_is_collected():
+    class Model:
+        def __init__(self):
+            self.a = tn.zeros(2)
+            with tn.record() as self.loop:
+                self.loop.push(self.step, tn.write(self.a))
+
+        def step(self, x):
+            x += 1
+
+    model = Model()
+    alive = weakref.ref(model)
+    op = model.loop.replay()
+    del model
+    op.wait()
+    wait_until_gone(alive)
+
+
+def test_arrays_without_elements_need_no_turn():
+    empty, a = tn.zeros((0, 3)), tn.zeros(2)
+    shapes = []
+    with tn.record() as loop:
+        loop.push(lambda x, y: shapes.append((x.shape, y.shape)), tn.write(empty), a)
+    loop.replay().wait()
+    assert shapes == [((0, 3), (2,))]
+
+
+def test_memory_that_was_moved_out_ends_the_replays():
+    a = tn.zeros(2)
+    with tn.record() as loop:
+        loop.push(tn.fill, tn.write(a), 3)
+    loop.replay().wait()
+    assert a.move_to_numpy().tolist() == [3, 3]
+    with pytest.raises(tn.MovedError):
+        loop.replay()
 
 
 def test_tasks_await_replays():
@@ -342,6 +387,41 @@ def test_a_forked_child_replays_what_its_parent_was_running():
     """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[8.0]", "child: 0", "[2.0]"], done.stderr
+
+
+def test_a_forked_child_does_not_inherit_the_failure_of_a_replay_that_runs_in_its_parent():
+    done = run("""
+        import os, threading, time, tenon as tn
+        entered, go_on = threading.Event(), threading.Event()
+        a, b, parent = tn.zeros(1), tn.zeros(1), os.getpid()
+        def slow(x):
+            x[:] = 4
+            if os.getpid() == parent:
+                entered.set()
+                go_on.wait()
+        def fail_in_parent(x):
+            if os.getpid() == parent:
+                entered.wait()
+                raise RuntimeError("in the parent")
+            x[:] = 5
+        tn.set_engine("pool", 2)
+        with tn.record() as loop:
+            loop.push(slow, tn.overwrite(a))
+            loop.push(fail_in_parent, tn.overwrite(b))
+        op = loop.replay()
+        entered.wait()
+        time.sleep(0.2)
+        child = os.fork()
+        if child == 0:
+            loop.replay(on_conflict="ignore").wait()
+            print(a.tolist(), b.tolist(), flush=True)
+            os._exit(0)
+        print("child:", os.waitpid(child, 0)[1])
+        go_on.set()
+        print(type(op.exception()).__name__)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[4.0] [5.0]", "child: 0", "OpError"], done.stderr
 
 
 def test_a_child_that_comes_back_from_a_recorded_body_ends():

@@ -241,14 +241,15 @@ class Work:
             native = _core.push(body, rows, self._name, self._policy, pairs)
         return Op(native, self._name)
 
-    def record(self, recording: _core.NativeRecording) -> None:
-        """Adds the work to a recording."""
+    def record(self, recording: _core.NativeRecording, bodies: list[Callable[[], Any]]) -> None:
+        """Adds the work to a recording, and a body in Python to the list of its bodies."""
         if self._native is not None:
             recording.push_function(self._native._native, self._arguments, self.uses.rows, self._name)
             return
         handles = self._handles([])
         rows = [(handles[id(row[0])], row[1], row[2]) for row in self.uses.rows]
-        recording.push(self._body(handles, None), rows, self._name)
+        recording.push(len(bodies), rows, self._name)
+        bodies.append(self._body(handles, None))
 
     def is_copy_on_device(self) -> bool:
         """A copy in which a device takes part is submitted to a stream, and no thread waits for it."""

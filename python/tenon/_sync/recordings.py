@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ class Recording:
     def __init__(self) -> None:
         self._native = _core.NativeRecording()
         self._works: list[Work] = []
+        self._bodies: list[Callable[[], Any]] = []  # in Python; here, so that the garbage collector sees them
         self._state = "new"  # then "open" in the block, and "closed"; "failed" if an exception left the block
 
     def __enter__(self) -> Recording:
@@ -63,8 +64,9 @@ class Recording:
         ----------
         fn, *args, reads, writes, overwrites, name, **keywords
             As for `tenon.push`. Objects that are not arrays are kept and passed in each replay. Each replay
-            uses the memory that an array has now, also if the array gets other memory later
-            (``push(on_conflict="copy")``, ``move_to_numpy``).
+            uses the memory that an array has now, also if ``push(on_conflict="copy")`` gives the array other
+            memory later. If the memory is moved out (``move_to_numpy``), the replay raises MovedError. A
+            function must declare all arrays that it uses: only those are ordered with the other functions.
 
         Raises
         ------
@@ -76,7 +78,7 @@ class Recording:
         if self._state != "open":
             raise RuntimeError("functions are recorded inside of the block `with tn.record() as loop:`")
         work = Work(fn, list(args), keywords, Uses(reads, writes, overwrites), name, 0)
-        work.record(self._native)
+        work.record(self._native, self._bodies)
         self._works.append(work)
 
     def replay(
@@ -113,7 +115,7 @@ class Recording:
             raise RuntimeError(f"the recording {reason}")
         text_for_c(name, "name")
         policy = check_policy(on_conflict, ("raise", "wait", "ignore"))
-        return submitted(_Replay.submit, _Replay(self._native, self._works, name, policy))
+        return submitted(_Replay.submit, _Replay(self, name, policy))
 
     def __len__(self) -> int:
         """How many functions it calls."""
@@ -126,17 +128,17 @@ class Recording:
 class _Replay:
     """The work of one replay."""
 
-    def __init__(self, native: _core.NativeRecording, works: Sequence[Work], name: str, policy: int) -> None:
-        self._native = native
-        self._works = works
+    def __init__(self, recording: Recording, name: str, policy: int) -> None:
+        self._recording = recording
         self._name = name
         self._policy = policy
 
     def submit(self) -> Op[None]:
-        return Op(self._native.replay(self._name, self._policy), self._name)
+        recording = self._recording
+        return Op(recording._native.replay(recording._bodies, self._name, self._policy), self._name)
 
     def _uses(self) -> list[tuple[NDArray, bool, bool]]:
-        return [use for work in self._works for use in work.all_uses()]
+        return [use for work in self._recording._works for use in work.all_uses()]
 
     def live_places(self, conflict: LeaseConflict) -> Found | None:
         """As `find_live`."""
