@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, casts and fills of Tenon, NumPy and PyTorch.
+"""Copies, casts and fills of Tenon, NumPy and PyTorch. Tenon and NumPy use one thread; PyTorch is measured
+with one, and with as many as it takes by default.
 
     bench.py [--repeats N] [--json] [NAME ...]
 
@@ -25,6 +26,8 @@ import tenon as tn
 MIB = 1 << 20
 # A turn lasts at least this long; short work is repeated.
 TURN_SECONDS = 2e-3
+ALL_THREADS = torch.get_num_threads()
+PEERS = ("numpy", "torch", "torch_all")
 
 
 class Case:
@@ -44,6 +47,13 @@ class Case:
             "tenon": lambda: src.copyto(dst),
             "numpy": lambda: np.copyto(self.numpy_dst, self.src, casting="unsafe"),
             "torch": lambda: torch_dst.copy_(torch_src),
+        }
+
+    def turns(self):
+        """The contenders, with PyTorch on one thread and on all."""
+        of_one = self.contenders()
+        return {name: (body, 1) for name, body in of_one.items()} | {
+            "torch_all": (of_one["torch"], ALL_THREADS)
         }
 
 
@@ -106,14 +116,17 @@ def timed(body, times):
 
 def measure(case, repeats):
     """Seconds of the fastest turn, by contender."""
-    contenders = case.contenders()
+    turns = case.turns()
     times = {}
-    for name, body in contenders.items():
+    for name, (body, threads) in turns.items():
+        torch.set_num_threads(threads)
         body()
         times[name] = max(1, int(TURN_SECONDS / timed(body, 1)))
-    best = dict.fromkeys(contenders, float("inf"))
+    best = dict.fromkeys(turns, float("inf"))
     for _ in range(repeats):
-        for name, body in contenders.items():
+        for name, (body, threads) in turns.items():
+            torch.set_num_threads(threads)
+            body()  # other threads of PyTorch begin to poll
             best[name] = min(best[name], timed(body, times[name]))
     return best
 
@@ -132,27 +145,28 @@ def main():
 
     print(
         f"{processor() or platform.machine()}, {os.cpu_count()} processors; fastest of {options.repeats}; "
-        f"tenon {tn.__version__} and numpy {np.__version__} with 1 thread, torch {torch.__version__} with "
-        f"{torch.get_num_threads()}"
+        f"tenon {tn.__version__}, numpy {np.__version__}, torch {torch.__version__} with 1 and {ALL_THREADS} "
+        f"threads"
     )
-    print(f"{'case':34} {'tenon ms':>9} {'numpy ms':>9} {'torch ms':>9} {'/ numpy':>8} {'/ torch':>8}")
+    names = ("tenon", *PEERS)
+    print(f"{'case':34}" + "".join(f"{name:>10}" for name in (*names, *(f"/{peer}" for peer in PEERS))))
     rows = []
     for case in cases():
         if options.names and not any(name in case.name for name in options.names):
             continue
         best = measure(case, options.repeats)
         row = {"case": case.name} | {f"{name}_ms": 1e3 * seconds for name, seconds in best.items()}
-        row |= {f"to_{peer}": best["tenon"] / best[peer] for peer in ("numpy", "torch")}
+        row |= {f"to_{peer}": best["tenon"] / best[peer] for peer in PEERS}
         rows.append(row)
+        milliseconds = "".join(f"{row[f'{name}_ms']:10.3f}" for name in names)
         print(
-            f"{case.name:34} {row['tenon_ms']:9.3f} {row['numpy_ms']:9.3f} {row['torch_ms']:9.3f} "
-            f"{row['to_numpy']:8.2f} {row['to_torch']:8.2f}",
+            f"{case.name:34}{milliseconds}" + "".join(f"{row[f'to_{peer}']:10.2f}" for peer in PEERS),
             flush=True,
         )
-    medians = {peer: statistics.median(row[f"to_{peer}"] for row in rows) for peer in ("numpy", "torch")}
-    print(f"{'median of the ratios':34} {'':29} {medians['numpy']:8.2f} {medians['torch']:8.2f}")
+    medians = {peer: statistics.median(row[f"to_{peer}"] for row in rows) for peer in PEERS}
+    print(f"{'median of the ratios':74}" + "".join(f"{medians[peer]:10.2f}" for peer in PEERS))
     if options.json:
-        print(json.dumps({"rows": rows, "median": medians}))
+        print(json.dumps({"rows": rows, "median": medians, "threads": ALL_THREADS}))
 
 
 if __name__ == "__main__":

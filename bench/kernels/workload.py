@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from report import Section, machine, table, versions
+from report import Section, machine, plural, table, versions
 
 PACKAGES = ("tenon-arrays", "numpy", "torch")
+PEERS = ("numpy", "torch", "torch_all")
 
 
 def run(options):
@@ -20,20 +21,21 @@ def run(options):
         sys.exit(f"{' '.join(command)} ended with {result.returncode}")
     found = json.loads(result.stdout.splitlines()[-1])
     rows = [
-        [row["case"], *(f"{row[f'{name}_ms']:.3f}" for name in ("tenon", "numpy", "torch"))]
-        + [f"{row[f'to_{peer}']:.2f}" for peer in ("numpy", "torch")]
+        [row["case"], *(f"{row[f'{name}_ms']:.3f}" for name in ("tenon", *PEERS))]
+        + [f"{row[f'to_{peer}']:.2f}" for peer in PEERS]
         for row in found["rows"]
     ]
-    medians = [f"{found['median'][peer]:.2f}" for peer in ("numpy", "torch")]
-    rows.append(["median of the ratios", "", "", "", *medians])
+    medians = [f"{found['median'][peer]:.2f}" for peer in PEERS]
+    rows.append(["median of the ratios", "", "", "", "", *medians])
+    threads = plural(found["threads"], "thread", "s")
+    header = ["", "Tenon ms", "NumPy ms", "torch ms, 1 thread", f"torch ms, {threads}"]
+    header += ["/ NumPy", "/ torch, 1 thread", f"/ torch, {threads}"]
     text = "\n".join(
         [
             f"{machine()}. {versions(PACKAGES)}. `{options.command}`: least of {options.rounds} turns each.",
             "",
-            table(["", "Tenon ms", "NumPy ms", "torch ms", "/ NumPy", "/ torch"], rows),
+            table(header, rows),
         ]
     )
-    ratios = {
-        f"{row['case']} to {peer}": row[f"to_{peer}"] for row in found["rows"] for peer in ("numpy", "torch")
-    }
+    ratios = {f"{row['case']} to {peer}": row[f"to_{peer}"] for row in found["rows"] for peer in PEERS}
     return Section(text, ratios)
