@@ -210,7 +210,10 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
 }
 
 tenon_status tenon_recording_create(tenon_recording** out, tenon_error* error) {
-  return guarded(error, [&] { *not_null(out, "out") = wrap(Recording::create().detach()); });
+  return guarded(error, [&] {
+    not_null(out, "out");
+    *out = wrap(Recording::create().detach());
+  });
 }
 
 void tenon_recording_retain(tenon_recording* recording) { unwrap(recording)->retain(); }

@@ -230,17 +230,21 @@ void Op::end_submitted(device::Status status) noexcept {
 }
 
 void Op::fail_without_return(Ref<Failure> failure) noexcept {
-  // The ops that are never destroyed, linked by next_ready.
-  static constinit std::atomic<Request*> kept{nullptr};
   if (has_ended_in_place_) return;
   uint32_t both = 2;
   // pairs with: Op::fail and Op::end_body, "the end of a body that does not return"
   if (!parts_.compare_exchange_strong(both, kGivenUp, std::memory_order_acq_rel)) return;
+  keep_for_ever();
+  fail(std::move(failure));
+}
+
+void Op::keep_for_ever() noexcept {
+  // The ops that are never destroyed, linked by next_ready.
+  static constinit std::atomic<Request*> kept{nullptr};
   retain();
   next_ready = kept.load(std::memory_order_relaxed);
   while (!kept.compare_exchange_weak(next_ready, this, std::memory_order_relaxed)) {
   }
-  fail(std::move(failure));
 }
 
 void Op::end_body(uint32_t part) noexcept {

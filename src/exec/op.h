@@ -82,6 +82,8 @@ class Op final : public Request, public Task {
   // ended it. Another thread may still have the op and end it later, without effect; so the op is never
   // destroyed.
   void fail_without_return(Ref<Failure> failure) noexcept;
+  // While it runs, once: another thread may have the op and end it at any time, so it is never destroyed.
+  void keep_for_ever() noexcept;
 
   // For the body of an op on a stream (Request::kOnStream), instead of complete() or fail(): its work has
   // been submitted, and ends with the event of completion, which lives until the op is done. Other ops on

@@ -302,7 +302,8 @@ void Recording::run_step(Runner* runner) {
 
 // A body that has not ended the op, and cannot do so any more.
 void Recording::fail_step(Runner* runner, const char* message) noexcept {
-  op_->retain();  // for ever: a thread may have the op and end it later, without effect
+  // A thread may have the op and end it later, without effect.
+  if (last_kept_.exchange(op_, std::memory_order_relaxed) != op_) op_->keep_for_ever();
   const auto [name, site] = texts_of(runner->step);
   note_failure(Failure::make(Code::kOp, message, name, site));
 }

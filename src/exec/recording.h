@@ -147,6 +147,7 @@ class Recording final : public Bodies {
   ForkMark process_;  // in which the last op began
   Ref<Failure> failure_;
   std::atomic<bool> has_failed_{false};
+  std::atomic<Op*> last_kept_{nullptr};  // the last op that is never destroyed (Op::keep_for_ever)
 
   // Shared. Steps that are ready and that no thread has taken: the roots from next_root_ on, and a list.
   alignas(64) std::atomic<uint32_t> next_root_{kNone};
