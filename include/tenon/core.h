@@ -532,7 +532,8 @@ typedef struct tenon_work {
 enum tenon_work_flags {
   /* The body runs under the lock of a language. A thread of the engine acquires it by the hook `enter` before
    * it begins the body. Until then, a thread that waits for the op, and that may have the lock, can run the
-   * body itself. No effect in a recording. */
+   * body itself. The op of a replay is such an op if one of its bodies needs the lock; then that thread has
+   * the lock for all bodies that it runs. */
   TENON_NEEDS_LOCK = 1 << 0
 };
 

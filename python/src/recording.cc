@@ -56,6 +56,7 @@ class NativeRecording {
     owned.work.run = RecordedBody::run;
     owned.work.drop = RecordedBody::drop;
     owned.work.name = name;
+    owned.work.flags = TENON_NEEDS_LOCK;
     add(std::move(owned), uses_from(rows));
   }
 

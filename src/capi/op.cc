@@ -146,6 +146,7 @@ void record(Recording& recording, const tenon_work& work, std::span<const tenon_
     recording.keep({array, release_array});
   }
   if (work.drop != nullptr) recording.keep({work.context, work.drop});
+  if ((flags_of(work) & TENON_NEEDS_LOCK) != 0) recording.set_needs_lock();
 }
 
 [[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {

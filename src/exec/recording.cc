@@ -144,6 +144,7 @@ Ref<Op> Recording::make_op(const char* name, const char* site) {
   Ref<Op> op = Op::create({this, run, drop}, claims_.size(), name != nullptr ? name : "replay", site);
   retain();
   op->set_bodies(*this);
+  if (needs_lock_) op->traits = Request::kNeedsLock;
   size_t place = 0;
   for (const StepUse& claim : claims_) {
     RequestPart& part = op->parts[place++];

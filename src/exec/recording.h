@@ -52,6 +52,8 @@ class Recording final : public Bodies {
   void add_use(const StepUse& use) { graph_.use(use); }
   // Makes room for n further objects to be kept.
   void end_add(size_t n_kept);
+  // A body needs the lock of a language, so each op does (Request::kNeedsLock).
+  void set_needs_lock() noexcept { needs_lock_ = true; }
   // Requires room.
   void keep(const Kept& kept) noexcept { kept_.push_back(kept); }
 
@@ -130,6 +132,7 @@ class Recording final : public Bodies {
   std::vector<std::unique_ptr<char[]>> copies_;  // of texts
   std::array<const void*, 256> recent_{};        // of is_new()
   bool is_incomplete_ = false;                   // an add() had no memory
+  bool needs_lock_ = false;
 
   // Written by the first make_op(), then constant.
   bool is_prepared_ = false;

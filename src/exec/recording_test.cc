@@ -424,6 +424,16 @@ TEST_F(RecordingOnPool, ABodyForWhichThereWasNoMemoryMakesTheRecordingUnusable) 
   EXPECT_EQ(code_of([&] { recording->make_op("op", nullptr); }), Code::kNoMemory);
 }
 
+TEST_F(RecordingOnPool, AReplayNeedsTheLockThatABodyNeeds) {
+  const Ref<Recording> recording = Recording::create();
+  record(*recording, {write(cell)}, [] {});
+  EXPECT_EQ(recording->make_op("op", nullptr)->traits, 0);
+  recording->release();  // for the op, which is not pushed
+  recording->set_needs_lock();
+  EXPECT_EQ(recording->make_op("op", nullptr)->traits, Request::kNeedsLock);
+  recording->release();
+}
+
 TEST_F(RecordingOnPool, ReplaysOfOneRecordingDoNotOverlap) {
   std::atomic<int> running{0};
   std::atomic<int> overlaps{0};
