@@ -473,8 +473,8 @@ typedef struct tenon_wait_hooks {
   /* In a wait for open views, after 50 ms and every 5 s: closes the views that are not referenced any more.
    * Not 0: no other thread could close the rest, so the wait fails with DEADLOCK. */
   int32_t (*is_alone)(void* token);
-  /* Around bodies with TENON_NEEDS_LOCK, in the thread that runs them: acquires the lock, and releases it.
-   * \since 0.6 */
+  /* Around bodies with TENON_NEEDS_LOCK, in threads of the engine: acquires the lock and returns a token, and
+   * releases it. NULL: the lock cannot be acquired any more, and the body does not begin. \since 0.6 */
   void* (*enter)(void);
   void (*leave)(void* token);
 } tenon_wait_hooks;
@@ -530,8 +530,8 @@ typedef struct tenon_work {
 } tenon_work;
 
 enum tenon_work_flags {
-  /* The body runs under the lock of a language. A thread of the engine acquires it by the hook `enter` before
-   * it begins the body. Until then, a thread that waits for the op, and that may have the lock, can run the
+  /* The body acquires the lock of a language. A thread of the engine acquires it before it begins the body,
+   * by the hook `enter`. Until then, a thread that waits for the op, and that may have the lock, can run the
    * body itself. The op of a replay is such an op if one of its bodies needs the lock; then that thread has
    * the lock for all bodies that it runs. */
   TENON_NEEDS_LOCK = 1 << 0

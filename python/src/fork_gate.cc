@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <optional>
 #include <thread>
 
 #include "buffer_calls.h"
+#include "waiting.h"
 
 namespace tenon::python {
 namespace {
@@ -67,22 +67,6 @@ EngineThread::EngineThread() noexcept
 
 EngineThread::~EngineThread() { PyGILState_Release(state_); }
 
-namespace {
-
-// The one that the library has entered on this thread. Nested bodies have the GIL already.
-thread_local std::optional<EngineThread> entered;
-
-}  // namespace
-
-void* enter_engine_thread() noexcept {
-  if (entered) return nullptr;
-  return &entered.emplace();
-}
-
-void leave_engine_thread(void* token) noexcept {
-  if (token != nullptr) entered.reset();
-}
-
 void add_fork_gate(nb::module_& module) {
   module.def(
       "before_fork",
@@ -96,6 +80,7 @@ void add_fork_gate(nb::module_& module) {
     inside.store(is_inside_here ? 1 : 0, std::memory_order_relaxed);
     is_closed.store(false, std::memory_order_relaxed);
     forget_other_waits();
+    forget_other_visitors();
   });
 }
 

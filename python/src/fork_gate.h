@@ -34,10 +34,6 @@ class EngineThread {
   PyGILState_STATE state_;
 };
 
-// The hooks `enter` and `leave` of the library: an EngineThread as a token.
-void* enter_engine_thread() noexcept;
-void leave_engine_thread(void* token) noexcept;
-
 // before_fork, after_fork_in_parent, after_fork_in_child.
 void add_fork_gate(nb::module_& module);
 

@@ -361,7 +361,7 @@ void add_ops(nb::module_& module) {
     tenon_engine_name(name, sizeof name);
     return std::string(name);
   });
-  module.def("help", tenon_engine_help,
+  module.def("help", tenon_engine_help, nb::call_guard<nb::gil_scoped_release>(),
              "Runs an op that is ready, where the engine has no threads that would.\n\n"
              "Returns\n-------\nint\n    1: it has run one; 0: none is ready; -1: the engine has its own "
              "threads.\n");

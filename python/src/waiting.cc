@@ -167,6 +167,12 @@ class Visit {
     if (is_needed_) visitors_.fetch_sub(1, std::memory_order_seq_cst);
   }
   explicit operator bool() const noexcept { return !is_needed_ || is_let_in_; }
+  bool is_counted() const noexcept { return is_needed_; }
+
+  // In a forked child: the visitors of other threads are in the parent.
+  static void forget_others(bool is_visitor) noexcept {
+    visitors_.store(is_visitor ? 1 : 0, std::memory_order_relaxed);
+  }
 
   static void end_all() {
     constexpr int kMostMs = 1000;
@@ -185,6 +191,31 @@ class Visit {
   const bool is_needed_;  // of a thread that Python does not know
   bool is_let_in_ = false;
 };
+
+// The GIL around bodies of ops that this thread of the engine runs.
+struct Entered {
+  Entered() noexcept {
+    if (visit) gil.emplace();
+  }
+
+  const Visit visit;
+  std::optional<EngineThread> gil;
+};
+
+thread_local std::optional<Entered> entered;
+
+// Null: Python is ending. A body inside of another one acquires the GIL itself, if that has released it.
+void* enter_body() noexcept {
+  static char nested;
+  if (entered) return &nested;
+  if (entered.emplace().gil) return &entered;
+  entered.reset();
+  return nullptr;
+}
+
+void leave_body(void* token) noexcept {
+  if (token == &entered) entered.reset();
+}
 
 // Runs Python code in the thread that reports.
 template <class Body>
@@ -262,6 +293,8 @@ void raise_noted_interrupt() {
   if (set_noted_interrupt()) nb::raise_python_error();
 }
 
+void forget_other_visitors() noexcept { Visit::forget_others(entered && entered->visit.is_counted()); }
+
 void add_waiting(nb::module_& module) {
   module.attr("REPORT_SECONDS") = std::chrono::duration<double>(ReportTimer::kInterval).count();
   tenon_wait_hooks hooks{};
@@ -272,8 +305,8 @@ void add_waiting(nb::module_& module) {
   hooks.current_task = current_task;
   hooks.report = report_wait;
   hooks.is_alone = is_alone;
-  hooks.enter = enter_engine_thread;
-  hooks.leave = leave_engine_thread;
+  hooks.enter = enter_body;
+  hooks.leave = leave_body;
   tenon_set_wait_hooks(&hooks);
   tenon_set_view_finder(find_views);
   module.def("end_reports", Visit::end_all, "Threads of the library run no Python code from now on.");

@@ -27,6 +27,9 @@ class InBody {
 // The body of an op runs in this thread.
 bool is_in_body() noexcept;
 
+// In a forked child: bodies of ops that other threads run are in the parent.
+void forget_other_visitors() noexcept;
+
 // Logs a warning about a long wait. Any thread.
 void report_wait(const char* text) noexcept;
 

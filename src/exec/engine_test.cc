@@ -68,6 +68,7 @@ TEST_P(EngineOn, AFailureIsInheritedUntilAWholeOverwrite) {
 // A lock of a language that the workers cannot get.
 struct TakenLock {
   static inline std::atomic<int> n_asked{0};
+  static inline std::atomic<int> n_left{0};
   static inline std::latch* free = nullptr;
 
   TakenLock() {
@@ -75,10 +76,10 @@ struct TakenLock {
     hooks.enter = []() -> void* {
       ++n_asked;
       free->wait();
-      return nullptr;
+      return free;
     };
-    hooks.leave = [](void*) {};
-    n_asked = 0;
+    hooks.leave = [](void* token) { n_left += token == free ? 1 : 0; };
+    n_asked = n_left = 0;
     free = &latch;
     set_wait_hooks(hooks);
   }
@@ -116,7 +117,7 @@ TEST_F(OnPool, ABodyThatNeedsTheLockBeginsWhenItsWorkerHasIt) {
   Ref<Op> op;
   {
     const TakenLock lock;
-    op = make({write(cell)}, [&](Op* self) {
+    op = make({write(cell)}, [&has_run](Op* self) {
       has_run = true;
       self->complete();
     });
@@ -127,6 +128,22 @@ TEST_F(OnPool, ABodyThatNeedsTheLockBeginsWhenItsWorkerHasIt) {
   }
   EXPECT_TRUE(has_run);
   EXPECT_FALSE(op->failure());
+  EXPECT_EQ(TakenLock::n_left, 1);
+}
+
+TEST_F(OnPool, AnOpThatNeedsTheLockDropsItsBodyWithoutTheLock) {
+  int n_left_at_drop = 0;
+  {
+    const TakenLock lock;
+    auto on_drop = [&n_left_at_drop](void*) { n_left_at_drop = TakenLock::n_left; };
+    std::shared_ptr<void> dropped(&n_left_at_drop, on_drop);
+    const Ref<Op> op = make({write(cell)}, [dropped](Op* self) { self->complete(); });
+    dropped.reset();
+    op->traits = Request::kNeedsLock;
+    ASSERT_TRUE(submit(op));
+    while (TakenLock::n_asked == 0) std::this_thread::yield();
+  }
+  EXPECT_EQ(n_left_at_drop, 1);
 }
 
 // The names of the ops whose failures the hook has got.

@@ -113,14 +113,17 @@ Task* Op::run() noexcept {
 }
 
 // The body begins when this thread has the lock. Otherwise a thread that has the lock, and waits for the op,
-// would have to give the lock to this thread and to get it back.
+// would have to give the lock to this thread and to get it back. The op is finished without the lock, because
+// its objects are dropped then, and a destructor must not run before the op is done.
 Op::Outcome Op::run_with_lock() noexcept {
   if ((state_.load(std::memory_order_relaxed) & kStateBits) != kReady) return {};
   const WaitHooks& hooks = wait_hooks();
-  void* const token = hooks.enter != nullptr ? hooks.enter() : nullptr;
-  const Outcome outcome = begin_running() ? execute() : Outcome{};
-  if (hooks.enter != nullptr) hooks.leave(token);
-  return outcome;
+  if (hooks.enter == nullptr) return begin_running() ? execute() : Outcome{};
+  void* const token = hooks.enter();
+  if (token == nullptr) return {};  // the language has ended
+  if (begin_running()) return execute(token);
+  hooks.leave(token);
+  return {};
 }
 
 bool Op::begin_running() noexcept {
@@ -149,10 +152,17 @@ void Op::end_forked_child() const noexcept {
   _exit(kStatus);
 }
 
-Op::Outcome Op::execute() noexcept {
-  if (is_refused) [[unlikely]]
+// token: of the hook `enter`, for `leave`; null: this thread has not entered.
+Op::Outcome Op::execute(void* token) noexcept {
+  const auto leave = [token] {
+    if (token != nullptr) wait_hooks().leave(token);
+  };
+  if (is_refused) [[unlikely]] {
+    leave();
     return {finish(), true};  // at a gate
+  }
   if (Ref<Failure> inherited = failure_of(*this)) {
+    leave();
     failure_ = std::move(inherited);
     return {finish(), true};
   }
@@ -165,6 +175,7 @@ Op::Outcome Op::execute() noexcept {
     end_forked_child();
   this_thread.running = outer.running;
   this_thread.running_request = outer.running_request;
+  leave();
   if (has_ended_in_place_) return {finish(), true};
   trace::mark(span_, number_, trace::kReturned);
   device::Completion* const submitted = submitted_;  // the op may be gone when it has ended

@@ -171,7 +171,7 @@ class Op final : public Request, public Task {
   bool begin_running() noexcept;
   [[gnu::noinline]] Outcome run_with_lock() noexcept;
   bool set_bit(uint32_t bit) noexcept;
-  Outcome execute() noexcept;
+  Outcome execute(void* token = nullptr) noexcept;
   void fail_whole(Ref<Failure> failure) noexcept;
   void end_body(uint32_t part) noexcept;
   [[gnu::cold]] void note_end() const noexcept;

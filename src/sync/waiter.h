@@ -26,7 +26,8 @@ struct WaitHooks {
   // In a wait for views of ordinary code, after 50 ms and then every 5 s: closes views to which no object
   // refers. Returns a value other than 0 if no other thread can close the rest.
   int32_t (*is_alone)(void* token) = nullptr;
-  // Around the bodies of ops that need the lock of the language: acquires it in a thread of the engine.
+  // Around the bodies of ops that need the lock of the language: acquires it in a thread of the engine. Null:
+  // it cannot be acquired any more.
   void* (*enter)() = nullptr;
   void (*leave)(void* token) = nullptr;
 };

@@ -74,6 +74,48 @@ def test_a_forked_child_runs_ops_of_its_own_and_none_of_the_parent_s():
     ], (lines, done.stderr)
 
 
+def test_a_destructor_of_a_body_may_wait_for_its_op():
+    done = run("""
+        import faulthandler, time, tenon as tn
+        faulthandler.dump_traceback_later(60, exit=True)
+        a, ops = tn.zeros(3), []
+        class Waits:
+            def __del__(self):
+                ops[0].wait()
+                print("waited", flush=True)
+        captured = Waits()
+        def body(x, captured=captured):
+            time.sleep(0.1)  # another thread of the engine runs it meanwhile
+            x[:] = 1
+        ops.append(tn.push(body, tn.write(a)))
+        del body, captured
+        time.sleep(0.5)
+        ops[0].wait()
+        print("done", flush=True)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["done", "waited"]
+
+
+def test_a_task_helps_a_seeded_engine_while_another_thread_runs_a_body():
+    done = run("""
+        import asyncio, faulthandler, threading, time, tenon as tn
+        faulthandler.dump_traceback_later(60, exit=True)
+        tn.set_engine("seeded:1")
+        a, b = tn.zeros(1), tn.zeros(1)
+        tn.push(lambda x: time.sleep(0.3), tn.write(a))
+        other = threading.Thread(target=tn.waitall)
+        other.start()
+        time.sleep(0.1)
+        async def main():
+            await tn.push(lambda x: None, tn.write(b))
+        asyncio.run(main())
+        other.join()
+        print("done")
+    """)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 def test_the_engine_may_be_named_by_the_environment():
     done = run("import tenon as tn; print(tn.set_engine('inline')._before)", TENON_ENGINE="seeded:9")
     assert done.stdout == "seeded:9\n", done.stderr
