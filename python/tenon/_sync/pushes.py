@@ -248,8 +248,8 @@ class Work:
             return
         handles = self._handles([])
         rows = [(handles[id(row[0])], row[1], row[2]) for row in self.uses.rows]
-        recording.push(len(bodies), rows, self._name)
-        bodies.append(self._body(handles, None))
+        bodies.append(self._body(handles, None))  # first: the recording never refers to a missing body
+        recording.push(len(bodies) - 1, rows, self._name)
 
     def is_copy_on_device(self) -> bool:
         """A copy in which a device takes part is submitted to a stream, and no thread waits for it."""
