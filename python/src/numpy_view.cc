@@ -307,7 +307,7 @@ bool end_if_lone(const nb::list& views, nb::handle frame) {
   return true;
 }
 
-nb::list body_arguments(const nb::list& arguments, nb::handle function) {
+nb::list body_arguments(const nb::tuple& arguments, nb::handle function) {
   const char* const site = site_of_function(function);
   nb::list result;
   for (nb::handle argument : arguments) {
@@ -324,7 +324,7 @@ nb::list body_arguments(const nb::list& arguments, nb::handle function) {
 
 void add_numpy_view(nb::module_& module) {
   module.def("body_arguments", body_arguments, nb::arg("arguments"), nb::arg("function"),
-             nb::sig("def body_arguments(arguments: list[Any], function: object) -> list[Any]"),
+             nb::sig("def body_arguments(arguments: tuple[Any, ...], function: object) -> list[Any]"),
              "Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.");
   module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"), nb::arg("function") = nb::none(),
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),

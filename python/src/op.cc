@@ -47,7 +47,7 @@ struct Body : owners::Node {
 
   nb::object body;
   std::shared_ptr<PythonResult> result;
-  std::shared_ptr<Renewals> renewals;
+  std::shared_ptr<Renewals> renewals;  // may be null
 };
 
 void fail(tenon_op* op, const nb::object& body, nb::object exception) {
@@ -104,7 +104,7 @@ void run(void* context, tenon_op* op) noexcept {
   const InBody in_body;
   const auto& self = *static_cast<const Body*>(context);
   const auto end_op = [&] {
-    self.renewals->accept();
+    if (self.renewals != nullptr) self.renewals->accept();
     run_body(self.body, self.result.get(), op);
   };
   end_op_by(end_op, op);
@@ -144,7 +144,8 @@ void report_unseen(tenon_failure* failure) noexcept {
 NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
                    const nb::list& renewed) {
   const auto result = std::make_shared<PythonResult>();
-  const auto renewals = std::make_shared<Renewals>(renewed);
+  std::shared_ptr<Renewals> renewals;
+  if (renewed.size() != 0) renewals = std::make_shared<Renewals>(renewed);
   OwnedWork owned;
   owned.work.struct_size = sizeof owned.work;
   owned.work.context = new Body(std::move(body), result, renewals);
@@ -152,7 +153,7 @@ NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int3
   owned.work.drop = drop_object;
   owned.work.name = name;
   owned.work.flags = TENON_NEEDS_LOCK;
-  return push(std::move(owned), on_conflict, uses_from(rows).uses, result, *renewals);
+  return push(std::move(owned), on_conflict, uses_from(rows).uses, result, renewals.get());
 }
 
 }  // namespace
@@ -255,7 +256,7 @@ void check_on_host(const std::vector<tenon_use>& uses, const char* name) {
 }
 
 NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses,
-              std::shared_ptr<const Result> result, Renewals& renewals) {
+              std::shared_ptr<const Result> result, Renewals* renewals) {
   tenon_work& work = owned.work;
   check_on_host(uses, work.name);
   work.on_conflict = on_conflict;
@@ -264,11 +265,11 @@ NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>
   if (on_conflict != TENON_CONFLICT_IGNORE) {
     for (const tenon_use& use : uses) check_original(use, work.name);
   }
-  renewals.check();
+  if (renewals != nullptr) renewals->check();
   tenon_op* op = nullptr;
   call(tenon_push, &work, static_cast<int32_t>(uses.size()), uses.data(), &op);
   work.context = nullptr;
-  renewals.accept();
+  if (renewals != nullptr) renewals->accept();
   return {op, std::move(result)};
 }
 

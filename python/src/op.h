@@ -92,9 +92,10 @@ struct OwnedWork {
   tenon_work work{};
 };
 
-// Pushes what work describes, with the line of the program that does so. Throws when it is refused.
+// Pushes what work describes, with the line of the program that does so. Throws when it is refused. renewals
+// may be null.
 NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses,
-              std::shared_ptr<const Result> result, Renewals& renewals);
+              std::shared_ptr<const Result> result, Renewals* renewals);
 
 // The uses of an op, and references to its arrays.
 struct Uses {

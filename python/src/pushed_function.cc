@@ -60,7 +60,7 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
   Uses uses;
   std::shared_ptr<const Result> result;
   OwnedWork work = work_of_function(function, arguments, rows, name, &uses, &result);
-  return push(std::move(work), on_conflict, uses.uses, std::move(result), renewals);
+  return push(std::move(work), on_conflict, uses.uses, std::move(result), &renewals);
 }
 
 }  // namespace

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/block_cache.h"
 
+#include <array>
 #include <atomic>
 #include <new>
 #include <utility>
 
 namespace tenon::impl {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMayReuse = false;  // so that the sanitizer sees a use after free
-#else
-constexpr bool kMayReuse = true;
-#endif
 
 // The most blocks that a thread keeps in each of its two lists, and that a batch has.
 constexpr int kMostKept = 64;
@@ -22,9 +17,9 @@ struct CachedBlock {
   CachedBlock* next_batch;  // of the first block of a batch in the common list
 };
 
-constinit std::atomic<CachedBlock*> common{nullptr};
+using Common = std::atomic<CachedBlock*>;
 
-void give_to_all(CachedBlock* first_batch, CachedBlock* last_batch) noexcept {
+void give_to_all(Common& common, CachedBlock* first_batch, CachedBlock* last_batch) noexcept {
   CachedBlock* head = common.load(std::memory_order_relaxed);
   do {
     last_batch->next_batch = head;
@@ -34,7 +29,7 @@ void give_to_all(CachedBlock* first_batch, CachedBlock* last_batch) noexcept {
 }
 
 // Takes the common list, keeps the first batch and puts the rest back.
-CachedBlock* get_some() noexcept {
+CachedBlock* get_some(Common& common) noexcept {
   // pairs with: give_to_all, "a block that another thread has freed"
   CachedBlock* const first = common.exchange(nullptr, std::memory_order_acquire);
   CachedBlock* const rest = first != nullptr ? first->next_batch : nullptr;
@@ -46,69 +41,89 @@ CachedBlock* get_some() noexcept {
   }
   CachedBlock* end = rest;
   while (end->next_batch != nullptr) end = end->next_batch;
-  give_to_all(rest, end);
+  give_to_all(common, rest, end);
   return first;
 }
 
-// The blocks of one thread: those that it has freed itself, and those that it took from the common list.
+// The blocks of one size in one thread: those that it has freed itself, and those that it took from the
+// common list.
 struct Kept {
   CachedBlock* freed = nullptr;
   int n_freed = 0;
   CachedBlock* got = nullptr;
+
+  void give_freed(Common& common) noexcept {
+    if (CachedBlock* const batch = std::exchange(freed, nullptr)) give_to_all(common, batch, batch);
+    n_freed = 0;
+  }
+};
+
+constinit std::array<Common, BlockCache::kSizes.size()> common{};
+
+struct KeptByThread {
+  std::array<Kept, BlockCache::kSizes.size()> of_size;
   bool has_begun = false;  // the end of the thread will be noted
   bool has_ended = false;
 
-  void give_freed() noexcept {
-    if (CachedBlock* const batch = std::exchange(freed, nullptr)) give_to_all(batch, batch);
-    n_freed = 0;
-  }
   [[gnu::noinline]] void begin() noexcept;
 };
 
 // In the first block of thread-local memory and without a destructor, so that an access is one instruction.
-constinit thread_local Kept kept [[gnu::tls_model("initial-exec")]];
+constinit thread_local KeptByThread kept [[gnu::tls_model("initial-exec")]];
 
 struct KeptEnd {
   ~KeptEnd() {
     kept.has_ended = true;
-    kept.give_freed();
-    if (kept.got != nullptr) give_to_all(kept.got, kept.got);
+    for (size_t i = 0; i < common.size(); ++i) {
+      Kept& mine = kept.of_size[i];
+      mine.give_freed(common[i]);
+      if (mine.got != nullptr) give_to_all(common[i], mine.got, mine.got);
+    }
   }
 };
 
-void Kept::begin() noexcept {
+void KeptByThread::begin() noexcept {
   thread_local KeptEnd end;
   (void)&end;  // constructs it
   has_begun = true;
 }
 
+// Of the smallest block for the object; kSizes.size(): none is large enough.
+constexpr size_t place_of(size_t size) noexcept {
+  size_t place = 0;
+  while (place < BlockCache::kSizes.size() && size > BlockCache::kSizes[place]) ++place;
+  return place;
+}
+
 }  // namespace
 
 void* BlockCache::take(size_t size) {
-  if (!kMayReuse || size > kBlock) return ::operator new(size);
-  Kept& mine = kept;
+  const size_t place = place_of(size);
+  if (!kMayReuse || place == kSizes.size()) return ::operator new(size);
+  Kept& mine = kept.of_size[place];
   if (mine.freed != nullptr) {
     --mine.n_freed;
     return std::exchange(mine.freed, mine.freed->next);
   }
-  if (!mine.has_begun) mine.begin();
-  if (mine.got == nullptr) mine.got = get_some();
-  if (mine.got == nullptr) return ::operator new(kBlock);
+  if (!kept.has_begun) kept.begin();
+  if (mine.got == nullptr) mine.got = get_some(common[place]);
+  if (mine.got == nullptr) return ::operator new(kSizes[place]);
   return std::exchange(mine.got, mine.got->next);
 }
 
 void BlockCache::give(void* memory, size_t size) noexcept {
-  if (!kMayReuse || size > kBlock) return ::operator delete(memory);
+  const size_t place = place_of(size);
+  if (!kMayReuse || place == kSizes.size()) return ::operator delete(memory);
   auto* const block = static_cast<CachedBlock*>(memory);
-  Kept& mine = kept;
-  if (mine.has_ended) {
+  if (kept.has_ended) {
     block->next = nullptr;
-    return give_to_all(block, block);
+    return give_to_all(common[place], block, block);
   }
-  if (!mine.has_begun) [[unlikely]]
-    mine.begin();
+  if (!kept.has_begun) [[unlikely]]
+    kept.begin();
+  Kept& mine = kept.of_size[place];
   block->next = std::exchange(mine.freed, block);
-  if (++mine.n_freed >= kMostKept) mine.give_freed();
+  if (++mine.n_freed >= kMostKept) mine.give_freed(common[place]);
 }
 
 }  // namespace tenon::impl

@@ -48,7 +48,7 @@ TEST(BlockCache, BlocksGoFromThreadToThreadAndOutliveThreads) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < kBlocks; ++i) {
         auto* fresh = new Marked(
-            Marked::take(static_cast<size_t>(40 + i % 400), static_cast<unsigned char>(t * 85 + i)));
+            Marked::take(static_cast<size_t>(40 + i % 700), static_cast<unsigned char>(t * 85 + i)));
         Marked* const old = slots[static_cast<size_t>(i * 7 + t) % slots.size()].exchange(fresh);
         if (old == nullptr) continue;
         old->give();

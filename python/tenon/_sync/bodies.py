@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _core
@@ -24,12 +25,13 @@ class Body:
     the function belong to it until the function has ended, and have no elements from then on."""
 
     function: Callable[..., Any]
-    handles: list[Any]  # its arguments, with handles of arrays
+    handles: tuple[Any, ...]  # its arguments, with handles of arrays
     keywords: tuple[str, ...]  # the names of the last arguments
-    outputs: list[NDArray | None]  # for each argument the array of the caller if the function writes to it
-    are_overwritten: list[bool]  # the function writes every element of these
+    # For each argument the array of the caller if the function writes to it; empty: it writes to none.
+    outputs: tuple[NDArray | None, ...]
+    are_overwritten: tuple[bool, ...]  # the function writes every element of these; empty: of none
     escapes: str = ""  # what refers to an array that outlives the function
-    _given: list[Any] = dataclasses.field(default_factory=list)
+    _given: Sequence[Any] = ()
 
     def __call__(self) -> Any:
         self.escapes = ""
@@ -71,7 +73,7 @@ class Body:
         labels = [f"argument {i + 1}" for i in range(n)] + [f"`{name}=`" for name in self.keywords]
         read = [
             label
-            for label, handle, output in zip(labels, self.handles, self.outputs)
+            for label, handle, output in zip(labels, self.handles, self.outputs or itertools.repeat(None))
             if isinstance(handle, NDArray) and output is None
         ]
         if not read:
@@ -84,7 +86,7 @@ class Body:
 
     def take_views(self) -> list[Any]:
         """The arrays that the function was given. The body forgets them."""
-        given, self._given = self._given, []
+        given, self._given = self._given, ()
         return [argument for argument, handle in zip(given, self.handles) if isinstance(handle, NDArray)]
 
 

@@ -22,6 +22,8 @@ class Op(Generic[_T_co]):
     name : str
     """
 
+    __slots__ = ("__weakref__", "_native", "name")  # many ops may wait
+
     def __init__(self, native: NativeOp, name: str) -> None:
         self._native = native
         self.name = name

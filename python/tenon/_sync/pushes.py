@@ -285,9 +285,10 @@ class Work:
                     handle = handles[id(argument)]
                     argument = handle.readonly() if not is_written and handle.writable else handle
                 arguments.append(argument)
+            written = tuple(outputs) if any(output is not None for output in outputs) else ()
             overwritten = {id(array) for array, _, is_overwrite in self.uses.rows if is_overwrite}
-            are_overwritten = [id(output) in overwritten for output in outputs]
-            body = Body(self._fn, arguments, self._keywords, outputs, are_overwritten)
+            are_overwritten = tuple(id(output) in overwritten for output in written) if overwritten else ()
+            body = Body(self._fn, tuple(arguments), self._keywords, written, are_overwritten)
         if promise is None:
             return body
 
