@@ -46,14 +46,14 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
     }
     case Conflict::Reason::kHeld: return lease_conflict(": there is ", holder, "; end or drop that first");
     case Conflict::Reason::kShared:
-      if (array != nullptr && array->storage().memory().gate != nullptr) {
+      if (array != nullptr && array->storage().is_shared()) {
         return lease_conflict(": it is shared with other processes");
       }
       return lease_conflict(
           ": another array was imported over the same bytes, or uses them unchecked; drop that one first");
     case Conflict::Reason::kOnDevice:
       return make_error(Code::kBuffer, what, ": its memory is on ",
-                        array != nullptr ? device::text_of(array->storage().memory().device) : "a device",
+                        array != nullptr ? device::text_of(array->storage().device()) : "a device",
                         ", which the host cannot access: copy it to the host, a.to(\"cpu\"), or hand it to a "
                         "framework, a.torch()");
     case Conflict::Reason::kInBody: return lease_conflict(": the body of an op may not wait");
@@ -89,7 +89,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       return Error(
           Code::kOwnerDied,
           concat(what, ": its memory on ",
-                 array != nullptr ? device::text_of(array->storage().memory().device) : "a device",
+                 array != nullptr ? device::text_of(array->storage().device()) : "a device",
                  " was allocated by process ", conflict.holder.pid,
                  ", which has ended, so its elements are lost: drop the array, and keep the process that "
                  "creates such an array until the others are done"),

@@ -195,7 +195,7 @@ Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t f
   Layout layout;
   layout.data = storage->data();
   layout.dtype = dtype;
-  layout.device = storage->memory().device;
+  layout.device = storage->device();
   layout.flags = flags;
   layout.shape = shape;
   return make(std::move(storage), layout);

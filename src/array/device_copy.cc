@@ -344,7 +344,7 @@ Ref<Array> adopt_on_stream(tenon_adoption adoption, int64_t stream) {
 void add_events_of(const Array& array, Access access, const View* self, Events* events) {
   if (!device::has_streams(array.desc().device)) return;
   Storage& storage = array.storage();
-  if (device::Event* const born = storage.memory().born) events->push_back(Ref<device::Event>::share(born));
+  if (device::Event* const born = storage.born()) events->push_back(Ref<device::Event>::share(born));
   for (const UsedStream& used : streams_of_views(storage.home(), access, array.extent(), self)) {
     Ref<device::Event> now = used.device->record_foreign(used.stream, used.thread != this_thread_id());
     if (now) events->push_back(std::move(now));

@@ -134,7 +134,7 @@ struct StreamExport {
       return;
     }
     // A graph cannot wait for what was submitted outside of it.
-    if (device::Event* const born = array->storage().memory().born)
+    if (device::Event* const born = array->storage().born())
       events.push_back(Ref<device::Event>::share(born));
     for (const Ref<device::Event>& event : events) {
       if (!device.driver().is_pending(event->query())) continue;

@@ -36,7 +36,7 @@ Memory move_out(Array& array, const char* site) {
     ~Release() { impl::release(request); }
   } const release{request};
   if (const Ref<Failure> failure = impl::failure_of(request)) throw OpFailure(failure);
-  if (device::Event* const born = storage.memory().born) (void)born->synchronise();
+  if (device::Event* const born = storage.born()) (void)born->synchronise();
   if (!KnownMemory::instance().take_out(storage, request, site, &conflict)) {
     throw_conflict(conflict, "move", &array);
   }
@@ -54,7 +54,7 @@ Ref<Array> renew(const Array& array) {
     throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
                 " cannot get new memory");
   }
-  if (storage.memory().gate != nullptr) {
+  if (storage.is_shared()) {
     throw_error(Code::kLeaseConflict, "the array of shape ", shape_text(array.shape()),
                 " cannot get new memory: other processes share what it has");
   }

@@ -33,7 +33,7 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
     : ticket_(ticket), storage_(std::move(storage)), attachment_(attachment) {
   arrays_.reserve(schema.fields().size());
   Layout layout;
-  layout.device = storage_->memory().device;
+  layout.device = storage_->device();
   for_each_field(schema, shapes,
                  [&](const SchemaField& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
                    layout.data = storage_->data() + (is_packed ? packed : field.offset);

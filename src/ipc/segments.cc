@@ -635,7 +635,7 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   adoption.struct_size = sizeof adoption;
   adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
   adoption.data = storage->data() + (is_inside ? handle.offset : 0);
-  adoption.device = storage->memory().device;
+  adoption.device = storage->device();
   adoption.ndim = static_cast<int32_t>(handle.shape.size());
   adoption.dtype = handle.dtype;
   adoption.shape = handle.shape.data();

@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "memory/fork.h"
 
 namespace tenon::impl {
 namespace {
-
-// How many unused control blocks are kept for the next imports.
-constexpr size_t kSpare = 256;
 
 uintptr_t address(const std::byte* p) { return reinterpret_cast<uintptr_t>(p); }
 
@@ -27,46 +25,42 @@ void forget_gate(Region* region) noexcept {
 KnownMemory& KnownMemory::instance() noexcept {
   static KnownMemory* const instance = [] {
     auto* memory = new KnownMemory;
-    memory->spare_storages_.reserve(kSpare);
-    memory->spare_nodes_.reserve(kSpare);
     handle_forks();
     return memory;
   }();
   return *instance;
 }
 
-Ref<Storage> KnownMemory::add(const Memory& memory, size_t heap_nbytes) {
+Ref<Storage> KnownMemory::add(const Memory& memory) {
   const uintptr_t begin = address(memory.extent);
   const Section section(*this);
   sweep();
-  return add_to(memory, heap_nbytes,
-                [&] { return region_for(begin, begin + memory.extent_nbytes, memory.gate); });
+  return add_to(memory, [&] { return region_for(begin, begin + memory.extent_nbytes, memory.gate); });
 }
 
 template <class MakeRegion>
-Ref<Storage> KnownMemory::add_to(const Memory& memory, size_t heap_nbytes, MakeRegion make_region) {
-  Storage* const storage = new_storage();
+Ref<Storage> KnownMemory::add_to(const Memory& memory, MakeRegion make_region) {
+  ControlAllocator<Storage> blocks;
+  Storage* const block = blocks.allocate(1);
   Region* region = nullptr;
   try {
     region = make_region();
   } catch (...) {
-    keep_spare(storage);
+    blocks.deallocate(block, 1);
     throw;
   }
   set_kind(*region, memory);
-  storage->memory_ = memory;
-  storage->heap_nbytes_ = heap_nbytes;
-  storage->home_.store(region, std::memory_order_relaxed);
+  auto* const storage = new (block) Storage(memory, *region);
   link(storage, region);
   ++storages_;
-  heap_nbytes_ += heap_nbytes;
+  if (memory.is_heap) heap_nbytes_ += memory.nbytes;
   return Ref<Storage>::adopt(storage);
 }
 
 Ref<Storage> KnownMemory::add_part(Storage& whole, const Memory& memory) {
   const Section section(*this);
   sweep();
-  return add_to(memory, 0, [&] { return &whole.region(); });
+  return add_to(memory, [&] { return &whole.region(); });
 }
 
 bool KnownMemory::end_parts(Storage& whole, const void* owner) noexcept {
@@ -80,7 +74,7 @@ bool KnownMemory::end_parts(Storage& whole, const void* owner) noexcept {
   Storage* next = nullptr;
   for (Storage* s = region->storages_; s != nullptr; s = next) {
     next = s->next_on_region_;
-    if (s->memory_.owner != owner) continue;
+    if (s->owner_ != owner) continue;
     // pairs with: lock_home, "a home and its queue"
     s->home_.store(&sent_, std::memory_order_release);
     unlink_from(s, region);
@@ -100,11 +94,11 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
     kept->release();
   };
   Memory memory{of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, let_go};
-  memory.device = of.memory().device;
-  memory.born = of.memory().born;
-  return add_to(memory, 0, [&] {
+  memory.device = of.device();
+  memory.born = of.born();
+  return add_to(memory, [&] {
     Region* const region = new_region();
-    set_extent(region, begin, begin + of.nbytes());
+    region->set_bounds({begin, begin + of.nbytes()});
     region->set_birth(Queue::kAnyOp);
     region->is_unchecked_ = true;
     ++regions_;
@@ -154,7 +148,7 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
   }
   unlink_from(&storage, region);
   link(&storage, &gone_);
-  heap_nbytes_ -= std::exchange(storage.heap_nbytes_, 0);
+  if (std::exchange(storage.is_heap_, false)) heap_nbytes_ -= storage.nbytes();
   return true;
 }
 
@@ -274,8 +268,9 @@ void KnownMemory::sweep() noexcept {
     Storage* const next = storage->next_dead_;
     unlink_from(storage, &storage->region());
     --storages_;
-    heap_nbytes_ -= storage->heap_nbytes_;
-    keep_spare(storage);
+    if (storage->is_heap_) heap_nbytes_ -= storage->nbytes();
+    storage->~Storage();
+    ControlAllocator<Storage>().deallocate(storage, 1);
     storage = next;
   }
 }
@@ -295,7 +290,7 @@ KnownMemory::Map::iterator KnownMemory::first_overlap(uintptr_t begin, uintptr_t
   auto next = map_.upper_bound(begin);
   if (next != map_.begin()) {
     const auto before = std::prev(next);
-    if (before->second->end_ > begin) return before;
+    if (before->second->end() > begin) return before;
   }
   return next != map_.end() && next->first < end ? next : map_.end();
 }
@@ -328,7 +323,7 @@ Gate* common_gate(Gate* one, bool is_used, Gate* other) {
 
 Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end, Gate* gate) {
   Region* region = idle_[idle_slot(begin)];
-  if (region != nullptr && region->begin_ == begin && region->end_ == end) {
+  if (region != nullptr && region->begin() == begin && region->end() == end) {
     drop_idle(region);
     ++regions_;
     region->set_birth(this_thread.running);
@@ -344,7 +339,7 @@ Region* KnownMemory::region_for(uintptr_t begin, uintptr_t end, Gate* gate) {
       unmap_region(region);
       continue;
     }
-    if (region->begin_ > begin || end > region->end_) return merge(overlap, begin, end, gate);
+    if (region->begin() > begin || end > region->end()) return merge(overlap, begin, end, gate);
     if (gate != nullptr) {
       const std::scoped_lock lock(region->lock);
       region->set_gate(common_gate(region->gate(), is_in_use(*region), gate));
@@ -427,46 +422,27 @@ Region* KnownMemory::merge(Map::iterator first, uintptr_t begin, uintptr_t end, 
     kept->storages_->previous_on_region_ = last;
     kept->storages_ = std::exchange(region->storages_, nullptr);
     kept->take_over(*region);
-    begin = std::min(begin, region->begin_);
-    end = std::max(end, region->end_);
-    map_.erase(region->begin_);
+    begin = std::min(begin, region->begin());
+    end = std::max(end, region->end());
+    map_.erase(region->begin());
     region->is_mapped_ = false;
     --regions_;
     keep_spare(region);
   }
-  auto node = map_.extract(kept->begin_);
-  set_extent(kept, std::min(begin, kept->begin_), std::max(end, kept->end_));
-  node.key() = kept->begin_;
+  auto node = map_.extract(kept->begin());
+  kept->set_bounds({std::min(begin, kept->begin()), std::max(end, kept->end())});
+  node.key() = kept->begin();
   map_.insert(std::move(node));
   return kept;
-}
-
-void KnownMemory::set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept {
-  region->begin_ = begin;
-  region->end_ = end;
-  region->set_bounds({begin, end});
 }
 
 void KnownMemory::keep_spare(Region* region) noexcept {
   region->next_spare_ = std::exchange(spare_regions_, region);
 }
 
-void KnownMemory::keep_spare(Storage* storage) noexcept {
-  if (spare_storages_.size() == kSpare) return delete storage;
-  spare_storages_.push_back(storage);  // has the capacity, so that it does not throw
-}
-
 void KnownMemory::map_region(Region* region, uintptr_t begin, uintptr_t end) {
-  if (spare_nodes_.empty()) {
-    map_.emplace(begin, region);
-  } else {
-    auto node = std::move(spare_nodes_.back());
-    spare_nodes_.pop_back();
-    node.key() = begin;
-    node.mapped() = region;
-    map_.insert(std::move(node));
-  }
-  set_extent(region, begin, end);
+  map_.emplace(begin, region);
+  region->set_bounds({begin, end});
   region->is_mapped_ = true;
 }
 
@@ -484,34 +460,22 @@ void KnownMemory::make_idle(Region* region) noexcept {
   forget_failures(region);
   forget_gate(region);
   if (!region->is_mapped_) return unmap_region(region);
-  if (Region* const other = std::exchange(idle_[idle_slot(region->begin_)], region)) unmap_region(other);
+  if (Region* const other = std::exchange(idle_[idle_slot(region->begin())], region)) unmap_region(other);
 }
 
-void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin_)] = nullptr; }
+void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin())] = nullptr; }
 
 void KnownMemory::unmap_region(Region* region) noexcept {
   region->is_unchecked_ = false;
-  if (region->is_mapped_) {
-    auto node = map_.extract(region->begin_);
-    if (spare_nodes_.size() < kSpare) spare_nodes_.push_back(std::move(node));  // has the capacity
-  }
-  region->is_mapped_ = false;
+  if (std::exchange(region->is_mapped_, false)) map_.erase(region->begin());
   keep_spare(region);
 }
 
-Storage* KnownMemory::new_storage() {
-  if (spare_storages_.empty()) return new Storage;
-  Storage* const storage = spare_storages_.back();
-  spare_storages_.pop_back();
-  storage->refs_.reset();
-  storage->moved_at_.store(nullptr, std::memory_order_relaxed);
-  storage->unchecked_.store(0, std::memory_order_relaxed);
-  return storage;
-}
-
 Region* KnownMemory::new_region() {
-  if (spare_regions_ == nullptr) return new Region;
-  return std::exchange(spare_regions_, spare_regions_->next_spare_);
+  if (spare_regions_ == nullptr) return new (ControlAllocator<Region>().allocate(1)) Region;
+  Region* const region = std::exchange(spare_regions_, spare_regions_->next_spare_);
+  region->storages_ = nullptr;
+  return region;
 }
 
 tenon_view_count Region::views() noexcept {

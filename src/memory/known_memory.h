@@ -10,14 +10,15 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "base/ref.h"
 #include "base/spin_lock.h"
+#include "memory/control_blocks.h"
 #include "memory/storage.h"
 #include "sync/requests.h"
 
@@ -31,7 +32,7 @@ class KnownMemory {
   static KnownMemory& instance() noexcept;
 
   // A new storage for memory, on the region of its extent.
-  Ref<Storage> add(const Memory& memory, size_t heap_nbytes);
+  Ref<Storage> add(const Memory& memory);
 
   // See Storage::adopt_part and end_parts.
   Ref<Storage> add_part(Storage& whole, const Memory& memory);
@@ -65,7 +66,8 @@ class KnownMemory {
   void unlock_after_fork() noexcept { lock_.unlock(); }
 
  private:
-  using Map = std::map<uintptr_t, Region*>;
+  using Map =
+      std::map<uintptr_t, Region*, std::less<>, ControlAllocator<std::pair<const uintptr_t, Region*>>>;
   // The storages of a region with many of them, by their first byte.
   struct StorageIndex {
     std::set<std::pair<uintptr_t, Storage*>> by_begin;
@@ -101,7 +103,7 @@ class KnownMemory {
   // All of these require lock_.
   void sweep() noexcept;
   template <class MakeRegion>
-  Ref<Storage> add_to(const Memory& memory, size_t heap_nbytes, MakeRegion make_region);
+  Ref<Storage> add_to(const Memory& memory, MakeRegion make_region);
   StorageIndex* index_of(const Region& region) noexcept;  // null: it has none
   static void add_to(StorageIndex& index, Storage* storage);
   void index_storages(const Region& region) noexcept;
@@ -117,13 +119,10 @@ class KnownMemory {
   void forget_failures(Region* region) noexcept;
   void drop_idle(Region* region) noexcept;
   Region* merge(Map::iterator first, uintptr_t begin, uintptr_t end, Gate* gate);
-  void set_extent(Region* region, uintptr_t begin, uintptr_t end) noexcept;
   void keep_spare(Region* region) noexcept;
-  void keep_spare(Storage* storage) noexcept;
   Map::iterator first_overlap(uintptr_t begin, uintptr_t end);
   void map_region(Region* region, uintptr_t begin, uintptr_t end);
   void unmap_region(Region* region) noexcept;
-  Storage* new_storage();
   Region* new_region();
 
   // Shared. Dead storages, linked by next_dead_.
@@ -140,13 +139,11 @@ class KnownMemory {
   // or a feed imports the same memory repeatedly, it finds the region here.
   static constexpr size_t kIdle = 64;
   std::array<Region*, kIdle> idle_{};
-  std::vector<Storage*> spare_storages_;
   // Regions are reused but never freed: a thread may still lock one whose memory was merged with another.
   Region* spare_regions_ = nullptr;
   // Not in the map: of storages whose memory was moved out, and of the arrays of items that were sent.
   Region gone_;
   Region sent_;
-  std::vector<Map::node_type> spare_nodes_;
   FailedRange* forgotten_ = nullptr;  // to be deleted by the Section
   uint64_t storages_ = 0;
   uint64_t regions_ = 0;  // with storages

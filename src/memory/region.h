@@ -17,8 +17,9 @@ class Storage;
 
 // Owned by KnownMemory; lives at least as long as every storage on it.
 // Threads: what the queue guards, any; the rest is guarded by KnownMemory's lock.
-// Invariant: the extents of two regions in the map are disjoint.
-class Region : public Queue {
+// Invariant: the extents of two regions in the map are disjoint. Two regions share no cache line, because two
+// threads may use them at the same time.
+class alignas(64) Region : public Queue {
  public:
   tenon_view_count views() noexcept;
 
@@ -28,12 +29,15 @@ class Region : public Queue {
  private:
   friend class KnownMemory;
 
-  uintptr_t begin_ = 0;
-  uintptr_t end_ = 0;
-  Storage* storages_ = nullptr;  // on this region, including dead ones that were not swept yet
-  Region* next_spare_ = nullptr;
+  uintptr_t begin() const noexcept { return bounds().begin; }
+  uintptr_t end() const noexcept { return bounds().end; }
+
   bool is_unchecked_ = false;  // of an unchecked storage
   bool is_mapped_ = false;     // in the interval map: false for memory without bytes
+  union {
+    Storage* storages_ = nullptr;  // on this region, including dead ones that were not swept yet
+    Region* next_spare_;           // of a region that is not in use
+  };
 };
 
 }  // namespace tenon::impl

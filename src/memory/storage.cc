@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -76,7 +77,7 @@ Ref<Storage> allocate_elsewhere(size_t nbytes, bool is_zeroed, tenon_device id) 
                   ": use 'cpu', 'cuda:N' or 'cuda_host'");
   }
   try {
-    return KnownMemory::instance().add(memory, 0);
+    return KnownMemory::instance().add(memory);
   } catch (...) {
     memory.deleter(memory.owner);
     throw;
@@ -91,24 +92,43 @@ Ref<Storage> Storage::allocate(size_t nbytes, bool is_zeroed, tenon_device devic
   if (device.type != TENON_CPU || device.id != 0) [[unlikely]]
     return allocate_elsewhere(nbytes, is_zeroed, device);
   const size_t alignment = nbytes >= kPageAlignedFrom ? kPage : kAlignment;
+  const size_t gap = alignment - alignof(std::max_align_t);  // at most; malloc aligns, too
   void* owner = nullptr;
   if (nbytes <= PTRDIFF_MAX - kPage) {
-    owner = is_zeroed ? std::calloc(nbytes + alignment, 1) : std::malloc(nbytes + alignment);
+    owner = is_zeroed ? std::calloc(nbytes + gap, 1) : std::malloc(nbytes + gap);
   }
   if (owner == nullptr) throw_error(Code::kNoMemory, "cannot allocate ", nbytes, " bytes");
   const auto begin = reinterpret_cast<uintptr_t>(owner);
   const uintptr_t address = round_up(begin, alignment);
   if (nbytes >= kHugePagesFrom) advise_huge_pages(address, nbytes);
   std::byte* const data = static_cast<std::byte*>(owner) + (address - begin);
+  Memory memory{data, nbytes, data, nbytes, false, owner, std::free};
+  memory.is_heap = true;
   try {
-    return KnownMemory::instance().add({data, nbytes, data, nbytes, false, owner, std::free}, nbytes);
+    return KnownMemory::instance().add(memory);
   } catch (...) {
     std::free(owner);
     throw;
   }
 }
 
-Ref<Storage> Storage::adopt(const Memory& memory) { return KnownMemory::instance().add(memory, 0); }
+Storage::Storage(const Memory& memory, Region& region) noexcept
+    : home_(&region),
+      data_(memory.data),
+      nbytes_(memory.nbytes),
+      owner_(memory.owner),
+      deleter_(memory.deleter),
+      device_(memory.device),
+      is_readonly_(memory.is_readonly),
+      is_shared_(memory.gate != nullptr),
+      is_heap_(memory.is_heap),
+      born_(memory.born) {}
+
+Memory Storage::memory() const noexcept {
+  return {data_, nbytes_, data_, nbytes_, is_readonly_, owner_, deleter_, nullptr, device_, born_};
+}
+
+Ref<Storage> Storage::adopt(const Memory& memory) { return KnownMemory::instance().add(memory); }
 
 Ref<Storage> Storage::adopt_part(Storage& whole, const Memory& memory) {
   return KnownMemory::instance().add_part(whole, memory);
@@ -128,10 +148,10 @@ bool Storage::is_known(const std::byte* data, size_t nbytes) {
 
 void Storage::release() noexcept {
   if (!refs_.decrement()) return;
-  void* const owner = memory_.owner;
-  const Deleter deleter = moved_at() == nullptr ? memory_.deleter : nullptr;
+  void* const owner = owner_;
+  const Deleter deleter = moved_at() == nullptr ? deleter_ : nullptr;
   const bool has_failures = region().has_failures.load(std::memory_order_relaxed);
-  KnownMemory::instance().retire(this);  // from here on the object may be recycled
+  KnownMemory::instance().retire(this);  // from here on the object may be destroyed
   if (deleter != nullptr) {
     try {
       deleter(owner);

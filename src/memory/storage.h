@@ -30,9 +30,10 @@ struct Memory {
   tenon_device device{TENON_CPU, 0};
   // Of device memory: the moment from which on streams may use it; null: at once. It belongs to the owner.
   device::Event* born = nullptr;
+  bool is_heap = false;  // heap memory of Tenon
 };
 
-// Counted. Created and recycled by KnownMemory.
+// Counted. Created and destroyed by KnownMemory.
 // Threads: any.
 // Invariants: the deleter runs exactly once, after the last reference was released, on the thread that
 // released it, unless the memory has been moved out. A storage with count zero gets no new references.
@@ -60,10 +61,13 @@ class Storage {
   // Whether a living storage has some of the bytes.
   static bool is_known(const std::byte* data, size_t nbytes);
 
-  std::byte* data() const noexcept { return memory_.data; }
-  size_t nbytes() const noexcept { return memory_.nbytes; }
-  bool is_readonly() const noexcept { return memory_.is_readonly; }
-  const Memory& memory() const noexcept { return memory_; }
+  std::byte* data() const noexcept { return data_; }
+  size_t nbytes() const noexcept { return nbytes_; }
+  bool is_readonly() const noexcept { return is_readonly_; }
+  tenon_device device() const noexcept { return device_; }
+  device::Event* born() const noexcept { return born_; }
+  // Other processes share the memory.
+  bool is_shared() const noexcept { return is_shared_; }
   // The line that moved the memory out, so that this storage does not own it any more; null: it was not
   // moved. pairs with: KnownMemory::take_out, "moved"
   const char* moved_at() const noexcept { return moved_at_.load(std::memory_order_acquire); }
@@ -75,41 +79,48 @@ class Storage {
   // True if it contains the bytes, keeps them alive (memory without a deleter may end before the storage),
   // and allows the access.
   bool can_lend(const std::byte* data, size_t nbytes, Access access) const noexcept {
-    return data >= memory_.data && data + nbytes <= memory_.data + memory_.nbytes &&
-           memory_.deleter != nullptr && (access == Access::kRead || !memory_.is_readonly);
+    return data >= data_ && data + nbytes <= data_ + nbytes_ && deleter_ != nullptr &&
+           (access == Access::kRead || !is_readonly_);
   }
 
+  // Its bytes, its owner and its device.
+  Memory memory() const noexcept;
   // The owner, if it was given with this deleter; else null.
-  void* owner_with(Deleter deleter) const noexcept {
-    return memory_.deleter == deleter ? memory_.owner : nullptr;
-  }
+  void* owner_with(Deleter deleter) const noexcept { return deleter_ == deleter ? owner_ : nullptr; }
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept;
 
  private:
   friend class KnownMemory;
-  Storage() = default;
+  Storage(const Memory& memory, Region& region) noexcept;
 
   RefCount refs_;
-
-  // Constant from creation to recycling.
-  Memory memory_;
-  size_t heap_nbytes_ = 0;  // of heap memory of Tenon, else 0
-
   // Shared; written with KnownMemory::lock_ and the locks of both queues.
-  Home home_{nullptr};
-  // Shared; written with KnownMemory::lock_ and the lock of the queue that it leaves.
-  std::atomic<const char*> moved_at_{nullptr};
+  Home home_;
+
+  // Constant.
+  std::byte* const data_;
+  const size_t nbytes_;
+  void* const owner_;
+  const Deleter deleter_;
+  const tenon_device device_;
+  const bool is_readonly_;
+  const bool is_shared_;
+
+  // Guarded by KnownMemory::lock_.
+  bool is_heap_;  // it owns heap memory of Tenon
   // Shared: the number of unchecked storages for its memory. Incremented with KnownMemory::lock_.
   std::atomic<uint32_t> unchecked_{0};
-
+  // Shared; written with KnownMemory::lock_ and the lock of the queue that it leaves.
+  std::atomic<const char*> moved_at_{nullptr};
   // Guarded by KnownMemory::lock_.
   Storage* next_on_region_ = nullptr;
   Storage* previous_on_region_ = nullptr;
-
-  // Written once by the releasing thread, then read by the sweep.
-  Storage* next_dead_ = nullptr;
+  union {
+    device::Event* born_;  // constant until the last reference is released
+    Storage* next_dead_;   // then; written once by the releasing thread, and read by the sweep
+  };
 };
 
 }  // namespace tenon::impl

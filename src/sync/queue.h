@@ -40,7 +40,7 @@ struct FailedRange {
 
 // The lock is the first member, so that it leads to its queue.
 struct QueueBase {
-  QueueLock lock;
+  [[no_unique_address]] QueueLock lock;
 };
 
 // Threads: the lock guards everything that is not marked as shared. No function waits or calls other code:
@@ -58,6 +58,7 @@ class Queue : public QueueBase {
 
   // The memory that a part must cover so that the queue need not be counted.
   void set_bounds(Extent bounds) noexcept { bounds_ = bounds; }
+  const Extent& bounds() const noexcept { return bounds_; }
   // The op whose body created the memory; 0: none. kAnyOp: every body may use it undeclared.
   static constexpr uint64_t kAnyOp = UINT64_MAX;
   void set_birth(uint64_t op) noexcept { birth_ = op; }
@@ -267,18 +268,19 @@ class Queue : public QueueBase {
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
   static constinit inline std::atomic<int64_t> kept_by_views{0};  // such parts and bound views
 
-  Extent bounds_;
-  Gate* gate_ = nullptr;
-  uint64_t next_sequence_ = 1;
+  bool has_failed(const Extent& extent) const noexcept {
+    return unnoted_.end != 0 && unnoted_.overlaps(extent);
+  }
 
-  RequestPart* head_ = nullptr;
-  RequestPart* tail_ = nullptr;
-  uint32_t holders_ = 0;      // parts that hold memory
-  uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
-  bool is_counted_ = false;
-  Memory memory_ = Memory::kHost;
   static constexpr size_t kLong = 64;   // an append that visits so many parts makes the index
   static constexpr size_t kShort = 16;  // with fewer parts it is dropped
+
+  // In the order of their use: a lease of an idle queue uses the first two cache lines of a region.
+  bool is_counted_ = false;
+  Memory memory_ = Memory::kHost;
+  uint32_t view_requests_ = 0;  // parts of calls that will open a view
+  RequestPart* head_ = nullptr;
+  RequestPart* tail_ = nullptr;
   union {
     RequestPart* first_waiting_ = nullptr;  // while the queue is not counted
     PartIndex* index_;                      // while it is counted; null: none
@@ -286,25 +288,23 @@ class Queue : public QueueBase {
   // Used only while the queue is not counted.
   uint32_t active_readers_ = 0;
   uint32_t active_writers_ = 0;
-
-  uint32_t ahead_ = 0;          // parts with is_ahead
-  uint32_t view_requests_ = 0;  // parts of calls that will open a view
-
+  uint64_t next_sequence_ = 1;
   View* views_ = nullptr;  // of the host
+
+  Extent bounds_;
+  Gate* gate_ = nullptr;
   uint32_t bound_views_ = 0;
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
   uint32_t inherited_views_ = 0;
-
+  std::atomic<uint64_t> version_{0};  // a plain counter
   uint64_t birth_ = 0;
+  uint32_t ahead_ = 0;    // parts with is_ahead
+  uint32_t holders_ = 0;  // parts that hold memory
+
+  uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
   uint64_t seen_by_ = 0;
   uint64_t seen_to_ = 0;
-
-  std::atomic<uint64_t> version_{0};  // a plain counter
-  bool has_failed(const Extent& extent) const noexcept {
-    return unnoted_.end != 0 && unnoted_.overlaps(extent);
-  }
-
   FailedRange* failed_ = nullptr;
   Extent unnoted_{0, 0};  // of add_failure_without_node(); end == 0: none
 };
