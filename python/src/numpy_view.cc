@@ -87,10 +87,10 @@ nb::object numpy_array_over(const Array& array, nb::handle base, bool is_readonl
   return view;
 }
 
-nb::object numpy_view(const Array& array) { return numpy_view_taken_at(array, current_site()); }
+nb::object numpy_view(const Array& array) { return numpy_view_taken_at(array, false, current_site()); }
 
-nb::object numpy_view_taken_at(const Array& array, const char* site) {
-  const nb::object holder = holder_for(array, usual_access(array), site);
+nb::object numpy_view_taken_at(const Array& array, bool is_readonly, const char* site) {
+  const nb::object holder = holder_for(array, is_readonly ? TENON_READ : usual_access(array), site);
   const int32_t access = tenon_view_access(&view_in(holder.ptr()));
   return numpy_array_over(array, holder, access == TENON_READ);
 }
@@ -307,12 +307,15 @@ bool end_if_lone(const nb::list& views, nb::handle frame) {
   return true;
 }
 
-nb::list body_arguments(const nb::tuple& arguments, nb::handle function) {
+// written: of each argument, None if the function only reads it; empty: it only reads all of them.
+nb::list body_arguments(const nb::tuple& arguments, const nb::tuple& written, nb::handle function) {
   const char* const site = site_of_function(function);
   nb::list result;
-  for (nb::handle argument : arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const nb::object argument = arguments[i];
     if (is_ndarray(argument.ptr())) {
-      result.append(numpy_view_taken_at(share(argument.ptr()), site));
+      const bool is_readonly = i >= written.size() || nb::object(written[i]).is_none();
+      result.append(numpy_view_taken_at(share(argument.ptr()), is_readonly, site));
     } else {
       result.append(argument);
     }
@@ -323,8 +326,9 @@ nb::list body_arguments(const nb::tuple& arguments, nb::handle function) {
 }  // namespace
 
 void add_numpy_view(nb::module_& module) {
-  module.def("body_arguments", body_arguments, nb::arg("arguments"), nb::arg("function"),
-             nb::sig("def body_arguments(arguments: tuple[Any, ...], function: object) -> list[Any]"),
+  module.def("body_arguments", body_arguments, nb::arg("arguments"), nb::arg("written"), nb::arg("function"),
+             nb::sig("def body_arguments(arguments: tuple[Any, ...], written: tuple[NDArray | None, ...], "
+                     "function: object) -> list[Any]"),
              "Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.");
   module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"), nb::arg("function") = nb::none(),
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),

@@ -15,8 +15,8 @@ void prepare_numpy_views();
 // reading: a new reference. Throws TypeError (NumPy has no such dtype).
 nb::object numpy_view(const Array& array);
 
-// The same, of a view that counts as taken at site, a text that lives for ever.
-nb::object numpy_view_taken_at(const Array& array, const char* site);
+// The same, read-only if that is said, of a view that counts as taken at site, a text that lives for ever.
+nb::object numpy_view_taken_at(const Array& array, bool is_readonly, const char* site);
 
 // The same, to be written to: inside of a lease for reading it is a LeaseConflict.
 nb::object writable_numpy_view(const Array& array);

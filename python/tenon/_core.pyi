@@ -791,7 +791,7 @@ class NDArray:
 
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
-def body_arguments(arguments: tuple[Any, ...], function: object) -> list[Any]:
+def body_arguments(arguments: tuple[Any, ...], written: tuple[NDArray | None, ...], function: object) -> list[Any]:
     """
     Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.
     """

@@ -240,6 +240,8 @@ void check_alignment(const Array& array, DType dtype, uint64_t byte_offset, cons
 }  // namespace
 
 Ref<Array> index(Array& array, std::span<const tenon_index> indices) {
+  const bool is_all = indices.empty() || (indices.size() == 1 && indices[0].kind == TENON_INDEX_ELLIPSIS);
+  if (is_all) return Ref<Array>::share(&array);  // an array never changes
   const int32_t ndim = array.desc().ndim;
   const int32_t named = axes_named(indices);
   if (named > ndim) {

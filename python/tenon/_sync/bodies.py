@@ -35,7 +35,7 @@ class Body:
 
     def __call__(self) -> Any:
         self.escapes = ""
-        self._given = _core.body_arguments(self.handles, self.function)
+        self._given = _core.body_arguments(self.handles, self.outputs, self.function)
         if self.keywords:
             n = len(self._given) - len(self.keywords)
             result = self.function(*self._given[:n], **dict(zip(self.keywords, self._given[n:])))

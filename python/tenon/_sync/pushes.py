@@ -266,8 +266,7 @@ class Work:
         found = {id(array): other[...] for array, other in renewed}
         for array, *_ in self.all_uses():
             if id(array) not in found:
-                may_write = self._native is not None or self.uses.writes(array)
-                found[id(array)] = array[...] if may_write else array.readonly()
+                found[id(array)] = array[...]
         return found
 
     def _body(self, handles: dict[int, NDArray], promise: _Promise | None) -> Callable[[], Any]:
@@ -281,10 +280,7 @@ class Work:
             for argument, is_written in zip(self._arguments, self._written):
                 is_array = isinstance(argument, NDArray)
                 outputs.append(argument if is_array and is_written else None)
-                if is_array:
-                    handle = handles[id(argument)]
-                    argument = handle.readonly() if not is_written and handle.writable else handle
-                arguments.append(argument)
+                arguments.append(handles[id(argument)] if is_array else argument)
             written = tuple(outputs) if any(output is not None for output in outputs) else ()
             overwritten = {id(array) for array, _, is_overwrite in self.uses.rows if is_overwrite}
             are_overwritten = tuple(id(output) in overwritten for output in written) if overwritten else ()
