@@ -1,186 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What grows, what is timed beside it, and the peers.
+"""What grows, beside which things, and the goals."""
 
-A contender is a generator function of n: it makes n things, yields the function to time with the number of
-calls in a turn, and removes the things when it goes on.
-"""
-
-import multiprocessing
-import os
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 import tenon as tn
 
+from . import calls
+
 SMALL = (100, 300, 1_000, 3_000, 10_000, 20_000)
 ARRAYS = (1_000, 10_000, 100_000, 300_000)
 SLOTS = (4, 16, 64, 256, 1_000)
 PROCESSES = (1, 4, 16, 64)
 
-
-def fork_and_exit():
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+UNITS = {"us": 1_000, "ms": 1_000_000}  # in nanoseconds
 
 
-def fork_beside(make):
-    def contender(n):
-        arrays = [make(8) for _ in range(n)]
-        for array in arrays:
-            array[0] = 1
-        yield fork_and_exit, 1
-        del arrays
+@dataclass(frozen=True)
+class Goal:
+    """The most that is allowed beside the most things."""
 
-    return contender
-
-
-def wait_all(n):
-    """The thread holds a lease, so that a long wait looks for a cycle of waits."""
-    arrays = [tn.zeros(8) for _ in range(n)]
-    lease = tn.zeros(8).lease("r")
-
-    def body():
-        tn.push(time.sleep, 0.02)
-        tn.wait_all()
-
-    yield body, 1
-    lease.release()
-    del arrays
-
-
-def views(n):
-    a = tn.zeros(8)
-    kept = [a.numpy() for _ in range(n)]
-    yield a.numpy, 200
-    del kept
-
-
-def views_of_numpy(n):
-    x = np.zeros(8)
-    kept = [x.view() for _ in range(n)]
-    yield x.view, 200
-    del kept
-
-
-def leases(n):
-    a = tn.zeros(8)
-    held = [a.lease("r") for _ in range(n)]
-    yield (lambda: a.lease("r").release()), 200
-    for lease in held:
-        lease.release()
-
-
-def element_beside_leases(n):
-    a = tn.zeros(8)
-    held = [a.lease("r") for _ in range(n)]
-    yield (lambda: a[0]), 200
-    for lease in held:
-        lease.release()
-
-
-def queued_ops(n):
-    tn.set_engine_limits(ops=0)
-    a = tn.zeros(8)
-    lease = a.lease("r")
-    for _ in range(n):
-        tn.push(tn.fill, tn.out(a), 1)
-    yield (lambda: tn.push(tn.fill, tn.out(a), 1)), 10
-    lease.release()
-    tn.wait_all()
-
-
-def queued_tasks(n):
-    """The standard library's pool, which knows no arrays."""
-    event = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(event.wait)
-        for _ in range(n):
-            pool.submit(int)
-        yield (lambda: pool.submit(int)), 10
-        event.set()
-
-
-def queued_rows(n):
-    tn.set_engine_limits(ops=0)
-    a = tn.zeros((n, 8))
-    lease = a.lease("r")
-    rows = list(a)
-    for row in rows:
-        tn.push(tn.fill, tn.out(row), 1)
-    middle = rows[n // 2]
-    yield (lambda: tn.push(tn.fill, tn.out(middle), 1)), 10
-    lease.release()
-    tn.wait_all()
-
-
-def imported_rows(n):
-    x = np.zeros((n, 8))
-    kept = [tn.from_numpy(row) for row in x[1:]]
-    yield (lambda: tn.from_numpy(x[0])), 200
-    del kept
-
-
-def imported_rows_of_numpy(n):
-    x = np.zeros((n, 8))
-    kept = [np.from_dlpack(row) for row in x[1:]]
-    yield (lambda: np.from_dlpack(x[0])), 200
-    del kept
-
-
-def channel(n):
-    """One process at both ends."""
-    with tn.Channel({"x": ("f4", (8,))}, slots=n) as ends:
-
-        def body():
-            with ends.loan() as loan:
-                loan.send()
-            ends.recv().release()
-
-        yield body, 50
-
-
-def hold_open(array, ready, done):
-    array[0]
-    ready.release()
-    done.wait()
-
-
-def processes(n):
-    """n other processes have used the array and are idle."""
-    a = tn.zeros(8, shared=True)
-    context = multiprocessing.get_context("fork")
-    ready, done = context.Semaphore(0), context.Event()
-    others = [context.Process(target=hold_open, args=(a, ready, done)) for _ in range(n)]
-    for other in others:
-        other.start()
-    for _ in others:
-        ready.acquire()
-
-    def body():
-        with a.write():
-            pass
-
-    yield body, 50
-    done.set()
-    for other in others:
-        other.join()
+    of: str  # growth: the value divided by that beside the fewest; ratio: by the first peer's; value: itself
+    limit: float  # of the value in the unit of its curve
 
 
 @dataclass(frozen=True)
 class Curve:
     title: str
-    unit: str  # of n
+    things: str  # that n counts
     sizes: tuple[int, ...]
-    contenders: dict[str, Callable]
-    limit: float = 3  # of the time beside the most divided by the time beside the fewest,
-    peer: str | None = None  # or by the time of this peer beside the most
+    contenders: dict[str, Callable]  # Tenon is first; those whose names do not begin with Tenon are peers
+    goal: Goal = Goal("growth", 3)
+    unit: str = "us"
+
+    @property
+    def peers(self):
+        return [name for name in self.contenders if not name.startswith("Tenon")]
 
 
 CURVES = {
@@ -188,34 +45,38 @@ CURVES = {
         "os.fork() and the end of the child",
         "arrays",
         ARRAYS,
-        {"Tenon": fork_beside(tn.zeros), "NumPy": fork_beside(np.zeros)},
-        1.5,
-        "NumPy",
+        {"Tenon": calls.fork_beside(tn.zeros), "NumPy": calls.fork_beside(np.zeros)},
+        Goal("ratio", 1.5),
     ),
-    "wait_all": Curve("wait_all() for an op of 20 ms", "idle arrays", ARRAYS, {"Tenon": wait_all}),
-    "views": Curve("a.numpy()", "views of the array", SMALL, {"Tenon": views, "NumPy": views_of_numpy}),
-    "leases": Curve('a.lease("r"), release', "read leases of the array", SMALL, {"Tenon": leases}),
-    "element": Curve("a[0]", "read leases of the array", SMALL, {"Tenon": element_beside_leases}),
+    "wait_all": Curve("wait_all() for an op of 20 ms", "idle arrays", ARRAYS, {"Tenon": calls.wait_all}),
+    "views": Curve(
+        "a.numpy()", "views of the array", SMALL, {"Tenon": calls.views, "NumPy": calls.views_of_numpy}
+    ),
+    "leases": Curve('a.lease("r"), release', "read leases of the array", SMALL, {"Tenon": calls.leases}),
+    "element": Curve("a[0]", "read leases of the array", SMALL, {"Tenon": calls.element_beside_leases}),
     "queued": Curve(
         "push of an op that waits",
         "ops that wait for the array",
         SMALL,
-        {"Tenon": queued_ops, "ThreadPoolExecutor": queued_tasks},
+        {"Tenon": calls.queued_ops, "ThreadPoolExecutor": calls.queued_tasks},
     ),
     "rows": Curve(
         "push of an op on the row in the middle",
         "ops that wait, each for a row",
         SMALL,
-        {"Tenon": queued_rows},
+        {"Tenon": calls.queued_rows},
     ),
     "imports": Curve(
         "import of a row of an array",
         "other rows that are imported",
         SMALL,
-        {"Tenon": imported_rows, "NumPy": imported_rows_of_numpy},
+        {"Tenon": calls.imported_rows, "NumPy": calls.imported_rows_of_numpy},
     ),
-    "channel": Curve("loan, send, recv, release", "slots of the channel", SLOTS, {"Tenon": channel}),
+    "channel": Curve("loan, send, recv, release", "slots of the channel", SLOTS, {"Tenon": calls.channel}),
     "processes": Curve(
-        "a write lease of a shared array", "other processes that use it", PROCESSES, {"Tenon": processes}
+        "a write lease of a shared array",
+        "other processes that use it",
+        PROCESSES,
+        {"Tenon": calls.processes},
     ),
 }

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the time of one call grows with the number of things beside it, as tables and as docs/growth.svg."""
+"""How times grow with the number of things, as tables and as docs/growth.svg."""
 
-import statistics
 import sys
 from pathlib import Path
 
@@ -9,22 +8,22 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from processes import run_module
 from report import Section, machine, plural, table, versions
+from timing import summarise
 
-from .curves import CURVES
+from .curves import CURVES, UNITS
 
 PACKAGES = ("tenon-arrays", "numpy")
 CHART = Path(__file__).resolve().parents[2] / "docs/growth.svg"
-COLOURS = ("#2f7fd8", "#97a0aa")  # of Tenon and the peer; can be read on white and black
+COLOURS = ("#2f7fd8", "#97a0aa", "#c9822b")  # of the contenders; can be read on white and black
 INK = "#707a85"
 
 
-def microseconds(ns):
-    us = ns / 1000
-    return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 100 else f"{us:,.0f}"
+def number(value):
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def measured(options):
-    """Median nanoseconds by curve, contender and n. Each point has processes of its own, which take turns."""
+    """Summaries by curve, contender and n, in the unit of the curve. The points take turns."""
     points = [
         (curve, contender, n) for curve, of in CURVES.items() for contender in of.contenders for n in of.sizes
     ]
@@ -33,55 +32,100 @@ def measured(options):
         print(f"growth: process {i + 1} of {options.processes} for each point", file=sys.stderr, flush=True)
         for point in points:
             rounds[point] += run_module("growth.measure", *point, options.rounds)
-    return {
-        curve: {
-            name: {n: statistics.median(rounds[curve, name, n]) for n in of.sizes} for name in of.contenders
-        }
-        for curve, of in CURVES.items()
-    }
+    found = {curve: {name: {} for name in of.contenders} for curve, of in CURVES.items()}
+    for (curve, name, n), values in rounds.items():
+        divisor = UNITS[CURVES[curve].unit]
+        found[curve][name][n] = summarise([value / divisor for value in values])
+    return found
 
 
-def growth(curve, times):
-    """What the curve's limit holds for."""
-    first, *_, last = CURVES[curve].sizes
-    peer = CURVES[curve].peer
-    return times["Tenon"][last] / (times[peer][last] if peer else times["Tenon"][first])
+def growth(by_n):
+    first, *_, last = (summary.median for summary in by_n.values())
+    return last / first
+
+
+def ratio(of, results, peer):
+    """To a peer, beside the most things."""
+    return results["Tenon"][of.sizes[-1]].median / results[peer][of.sizes[-1]].median
+
+
+def verdict(of, results):
+    by_n = results["Tenon"]
+    if of.goal.of == "growth":
+        value = growth(by_n)
+    elif of.goal.of == "ratio":
+        value = ratio(of, results, of.peers[0])
+    else:
+        value = by_n[of.sizes[-1]].median
+    return "met" if value <= of.goal.limit else "**missed**"
+
+
+def goal_text(of):
+    return f"{of.goal.limit:g} {of.unit}" if of.goal.of == "value" else f"{of.goal.of} {of.goal.limit:g}"
+
+
+def amounts(summary, unit):
+    return [f"{number(value)} {unit}" for value in (summary.median, summary.spread)]
+
+
+def goal_rows(of, results):
+    """A row for each peer, and one if there is none."""
+    most = of.sizes[-1]
+    own = [of.title, f"{most:,} {of.things}", *amounts(results["Tenon"][most], of.unit)]
+    own.append(f"{growth(results['Tenon']):.2f}")
+    goal = [goal_text(of), verdict(of, results)]
+    peers = [
+        [peer, *amounts(results[peer][most], of.unit), f"{ratio(of, results, peer):.2f}"] for peer in of.peers
+    ]
+    first, *others = peers or [[""] * 4]
+    return [[*own, *first, *goal], *([""] * len(own) + peer + [""] * len(goal) for peer in others)]
 
 
 def goal_table(found):
-    rows = []
-    for curve, times in found.items():
-        of, value = CURVES[curve], growth(curve, times)
-        beside = f"{of.sizes[-1]:,} {of.unit}" + (f", to {of.peer}" if of.peer else f", to {of.sizes[0]:,}")
-        verdict = "met" if value <= of.limit else "**missed**"
-        rows.append([of.title, beside, f"{value:.2f}", f"{of.limit:g}", verdict])
-    return table(["call", "beside", "ratio", "goal", ""], rows)
+    header = ["call", "beside", "Tenon", "IQR", "growth", "peer", "the peer's", "IQR", "ratio", "goal", ""]
+    return table(
+        header, [row for curve, results in found.items() for row in goal_rows(CURVES[curve], results)]
+    )
 
 
-def curve_table(curve, times):
-    sizes = CURVES[curve].sizes
+def curve_table(curve, results):
+    of = CURVES[curve]
     rows = [
-        [name, *(microseconds(by_n[n]) for n in sizes), f"{by_n[sizes[-1]] / by_n[sizes[0]]:.2f}"]
-        for name, by_n in times.items()
+        [name, *(number(by_n[n].median) for n in of.sizes), f"{growth(by_n):.2f}"]
+        for name, by_n in results.items()
     ]
-    return table([f"us, by the number of {CURVES[curve].unit}", *(f"{n:,}" for n in sizes), "growth"], rows)
+    return table([f"{of.unit}, by the number of {of.things}", *(f"{n:,}" for n in of.sizes), "growth"], rows)
+
+
+def ratios(found):
+    """By row. A growth below 1 is noise."""
+    grown = {of.title: growth(found[c]["Tenon"]) for c, of in CURVES.items() if of.goal.of == "growth"}
+    to_peers = {
+        f"{of.title} to {peer}": ratio(of, found[c], peer) for c, of in CURVES.items() for peer in of.peers
+    }
+    return {row: max(1.0, value) for row, value in grown.items()} | to_peers
 
 
 def draw(found, path):
     """A panel for each curve, both axes logarithmic."""
-    columns = 2
+    columns = 3
     n_rows = -(-len(found) // columns)
-    figure = Figure(figsize=(4.4 * columns, 2.7 * n_rows), layout="constrained")
-    for axes, (curve, times) in zip(figure.subplots(n_rows, columns).flat, found.items(), strict=False):
-        for colour, (name, by_n) in zip(COLOURS, times.items(), strict=False):
-            axes.plot(
-                [*by_n], [ns / 1000 for ns in by_n.values()], "o-", color=colour, label=name, markersize=3
-            )
-        least = min(ns for by_n in times.values() for ns in by_n.values()) / 1000
-        most = max(ns for by_n in times.values() for ns in by_n.values()) / 1000
-        axes.set(xscale="log", yscale="log", xlabel=CURVES[curve].unit, ylabel="us")
+    figure = Figure(figsize=(3.4 * columns, 2.5 * n_rows), layout="constrained")
+    panels = figure.subplots(n_rows, columns).flat
+    for axes in panels[len(found) :]:
+        axes.axis("off")
+    for axes, (curve, results) in zip(panels, found.items(), strict=False):
+        of = CURVES[curve]
+        medians = {name: [s.median for s in by_n.values()] for name, by_n in results.items()}
+        for colour, (name, values) in zip(COLOURS, medians.items(), strict=False):
+            axes.plot(of.sizes, values, "o-", color=colour, label=name, markersize=3)
+        if of.goal.of == "value":
+            axes.axhline(of.goal.limit, color=INK, linestyle=":", linewidth=1, label="goal")
+        least = min(map(min, medians.values()))
+        most = max(map(max, medians.values()))
+        axes.set(xscale="log", yscale="log", xlabel=of.things, ylabel=of.unit)
         axes.set_ylim(least / 3, max(most * 3, least * 30))  # a flat curve looks flat
-        axes.set_title(CURVES[curve].title, fontsize=9, color=INK)
+        axes.set_title(of.title, fontsize=9, color=INK)
         axes.legend(fontsize=7, frameon=False, labelcolor=INK)
         axes.tick_params(labelsize=7, colors=INK, which="both")
         axes.xaxis.label.set(fontsize=8, color=INK)
@@ -101,15 +145,15 @@ def run(options):
         "",
         "### Goals",
         "",
-        "*ratio*: the median time beside the most things divided by that beside the fewest, or the peer's.",
+        "Medians beside the most things. *IQR*: the distance between the quartiles. *growth*: divided by "
+        "Tenon's median beside the fewest; *ratio*: by the peer's. A goal is the most that is allowed.",
         "",
         goal_table(found),
         "",
         "### Curves",
     ]
-    for curve, times in found.items():
-        lines += ["", f"#### {CURVES[curve].title}", "", curve_table(curve, times)]
+    for curve, results in found.items():
+        lines += ["", f"#### {CURVES[curve].title}", "", curve_table(curve, results)]
     if not (options.quick or options.check):
         draw(found, CHART)
-    # A ratio below 1 is noise.
-    return Section("\n".join(lines), {CURVES[c].title: max(1.0, growth(c, found[c])) for c in found})
+    return Section("\n".join(lines), ratios(found))
