@@ -449,6 +449,24 @@ def test_no_code_of_the_user_s_objects_runs():
     del hostile, sequence, mapping, array
 
 
+class Batches(list):
+    pass
+
+
+@pytest.mark.parametrize("kind", [list, tuple, Batches, collections.deque, dict])
+def test_an_item_of_a_long_container_is_named(kind):
+    """The search follows some of the references, as the garbage collector from the end of a list and from the
+    start of a dictionary."""
+    a = tn.zeros(4)
+    number = 0 if kind in (collections.deque, dict) else 20_000
+    items = [[] for _ in range(20_000)]
+    items.insert(number, np.asarray(a))
+    kept = kind(enumerate(items) if kind is dict else items)
+    del items
+    assert texts(a) == [f"item {number} of {kind.__name__} `kept` of {here()}"]
+    del kept
+
+
 @pytest.mark.slow
 def test_an_object_that_changes_in_size_is_searched_within_the_limit():
     a = tn.zeros(4)

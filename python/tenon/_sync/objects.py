@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import itertools
 import sys
 import threading
 import types
@@ -62,11 +63,17 @@ def frame_of_generator(generator: Any) -> Any:
     return next(getattr(generator, name) for name in names if hasattr(generator, name))
 
 
-def items_of(value: Any) -> list[tuple[Any, Any]]:
-    """(key, item) of a dictionary, and (index, item) of another one of `CONTAINERS`."""
+def items_of(value: Any, most: int) -> list[tuple[Any, Any]]:
+    """(key, item) of a dictionary, and (index, item) of another one of `CONTAINERS`. ``most``: how many, of
+    those that the garbage collector visits first."""
     base = next(cls for cls in CONTAINERS if is_a(value, cls))
     try:
-        return list(dict.items(value) if base is dict else enumerate(base.__iter__(value)))
+        if base is dict:
+            return list(itertools.islice(dict.items(value), most))
+        if base is list or base is tuple:
+            begin = max(base.__len__(value) - most, 0)
+            return list(enumerate(base.__getitem__(value, slice(begin, None)), begin))
+        return list(enumerate(itertools.islice(base.__iter__(value), most)))
     except RuntimeError:  # another thread has changed it
         return []
 

@@ -112,6 +112,7 @@ class Search:
     ) -> None:
         self._extents = extents
         self._budget = self._left = budget
+        self._most = budget // 10  # references of one object
         self._aim = aim
         self._shares = (1, _SHARE) if aim is None else (1, _SHARE // 10, _SHARE)
         self._n_compared = 0  # of what was found, when it was last compared with the aim
@@ -264,7 +265,7 @@ class Search:
         end = max(self._left - n, 0)
         while queue and self._left > end and len(self._found) < _MAX_FOUND:
             i = queue.popleft()
-            for part in self._parts_of(i)[: self._budget // 10]:
+            for part in self._parts_of(i)[: self._most]:
                 self._left -= 1
                 kind = self._kind_of(type(part))
                 if kind <= _OWN:
@@ -290,6 +291,8 @@ class Search:
             return [frame_of_generator(whole)]
         if type(whole) is FunctionType:
             return gc.get_referents(*(whole.__closure__ or ()))
+        if type(whole) is list or type(whole) is tuple:
+            return list(whole[: -self._most - 1 : -1])  # a long one is not copied; in the collector's order
         if self._kind_of(type(whole)) == _TORCH:
             for tensor in self._saved_for(whole):
                 self._note(tensor, _TORCH, i)
@@ -417,7 +420,7 @@ class Search:
         is_leftover = template.startswith(("sys.", "`", "Out["))
         texts, paths, cell = [""], [""], ""
         for whole, part in itertools.pairwise(chain):
-            names = _names(whole, part) or ["?"]
+            names = _names(whole, part, self._most) or ["?"]
             if template:
                 texts, template = [template.replace("{}", str(name)) for name in names], ""
             else:
@@ -432,7 +435,7 @@ class Search:
                 type(whole) is FrameType and names[0] in whole.f_code.co_freevars
             ):
                 cell = names[0]
-        roots = _names(chain[0], chain[1]) if is_variable and len(chain) > 2 else []
+        roots = _names(chain[0], chain[1], self._most) if is_variable and len(chain) > 2 else []
         is_array, is_original = is_a(view, np.ndarray), _is_original(view)
         facts = {
             "is_writable": _is_writable(view),
@@ -446,7 +449,7 @@ class Search:
             change, n = ("", -1) if is_leftover or not is_variable else _change(chain, path, roots)
             is_held = any(id(part) in held for part in chain[n:])
             for whole, part in itertools.pairwise(chain[n - 1 : -1]):  # only whole may refer to part
-                is_held |= self._counts[id(part)] > max(len(_names(whole, part)), 1)
+                is_held |= self._counts[id(part)] > max(len(_names(whole, part, self._most)), 1)
             yield ViewPlace(text, change, scope, cell, is_held_elsewhere=is_held, **facts)
 
     def _scope_of(self, root: Any, template: str) -> str:
@@ -493,8 +496,9 @@ def _is_within(whole: Any, above: Any) -> bool:
     return type(whole) is dict and (is_a(above, type) or dict_of(above) is whole)
 
 
-def _names(whole: Any, part: Any) -> list[Any]:
-    """The names, keys or indices under which an object refers to a part; not all of many."""
+def _names(whole: Any, part: Any, most: int) -> list[Any]:
+    """The names, keys or indices under which an object refers to a part; not all of many. ``most``: of how
+    many items of a container."""
     if type(whole) is FrameType:
         pairs = variables_of(whole)
     elif type(whole) is FunctionType:
@@ -503,7 +507,7 @@ def _names(whole: Any, part: Any) -> list[Any]:
     elif is_a(whole, type):
         pairs = list(class_dict_of(whole).items())
     elif is_a(whole, CONTAINERS):
-        pairs = items_of(whole)
+        pairs = items_of(whole, most)
     else:
         pairs = attributes_of(whole)
     return [name for name, value in pairs if value is part][:_MAX_NAMES]
