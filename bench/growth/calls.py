@@ -5,6 +5,7 @@ A contender is a generator function of n: it makes n things, yields the function
 calls in a turn, and removes the things when it goes on.
 """
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -62,6 +63,18 @@ def views_of_numpy(n):
     del kept
 
 
+def rows_of_views(n):
+    a = tn.zeros(8)
+    kept = [a.numpy() for _ in range(n)]
+
+    def body():
+        gc.enable()  # which visits the rows
+        a.leases()
+
+    yield body, 1
+    del kept
+
+
 def leases(n):
     a = tn.zeros(8)
     held = [a.lease("r") for _ in range(n)]
@@ -98,6 +111,45 @@ def queued_tasks(n):
             pool.submit(int)
         yield (lambda: pool.submit(int)), 10
         event.set()
+
+
+def nothing(x):
+    pass
+
+
+def released_ops(use):
+    """A lease ends for which all ops wait."""
+
+    def contender(n):
+        tn.set_engine_limits(ops=0)
+        a = tn.zeros(8)
+        lease = a.lease("w")
+        for _ in range(n):
+            tn.push(nothing, use(a))
+
+        def body():
+            lease.release()
+            tn.wait_all()
+
+        yield body, 1
+
+    return contender
+
+
+def released_tasks(n):
+    event = threading.Event()
+    x = object()
+    pool = ThreadPoolExecutor(2)
+    for _ in range(2):
+        pool.submit(event.wait)
+    for _ in range(n):
+        pool.submit(nothing, x)
+
+    def body():
+        event.set()
+        pool.shutdown()
+
+    yield body, 1
 
 
 def queued_rows(n):

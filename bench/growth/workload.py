@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How times grow with the number of things, as tables and as docs/growth.svg."""
+"""How times and memory grow with the number of things, as tables and as docs/growth.svg."""
 
 import sys
 from pathlib import Path
@@ -14,12 +14,19 @@ from .curves import CURVES, UNITS
 
 PACKAGES = ("tenon-arrays", "numpy")
 CHART = Path(__file__).resolve().parents[2] / "docs/growth.svg"
-COLOURS = ("#2f7fd8", "#97a0aa", "#c9822b")  # of the contenders; can be read on white and black
+COLOURS = ("#2f7fd8", "#97a0aa", "#c9822b", "#b0559f")  # of contenders; can be read on white and black
 INK = "#707a85"
 
 
 def number(value):
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def rounds_of(curve, contender, n, options):
+    """Nanoseconds or bytes, of one process. A round of memory takes a process of its own."""
+    if CURVES[curve].is_memory:
+        return [run_module("growth.measure", curve, contender, n, 1)[0] for _ in range(options.rounds)]
+    return run_module("growth.measure", curve, contender, n, options.rounds)
 
 
 def measured(options):
@@ -31,10 +38,11 @@ def measured(options):
     for i in range(options.processes):
         print(f"growth: process {i + 1} of {options.processes} for each point", file=sys.stderr, flush=True)
         for point in points:
-            rounds[point] += run_module("growth.measure", *point, options.rounds)
+            rounds[point] += rounds_of(*point, options)
     found = {curve: {name: {} for name in of.contenders} for curve, of in CURVES.items()}
     for (curve, name, n), values in rounds.items():
-        divisor = UNITS[CURVES[curve].unit]
+        of = CURVES[curve]
+        divisor = UNITS[of.unit] * (n if of.is_each else 1)
         found[curve][name][n] = summarise([value / divisor for value in values])
     return found
 
@@ -123,7 +131,8 @@ def draw(found, path):
             axes.axhline(of.goal.limit, color=INK, linestyle=":", linewidth=1, label="goal")
         least = min(map(min, medians.values()))
         most = max(map(max, medians.values()))
-        axes.set(xscale="log", yscale="log", xlabel=of.things, ylabel=of.unit)
+        axes.set_xscale("log" if of.sizes[0] else "symlog")  # which shows 0
+        axes.set(yscale="log", xlabel=of.things, ylabel=of.unit)
         axes.set_ylim(least / 3, max(most * 3, least * 30))  # a flat curve looks flat
         axes.set_title(of.title, fontsize=9, color=INK)
         axes.legend(fontsize=7, frameon=False, labelcolor=INK)
