@@ -252,8 +252,10 @@ class NativeFeed {
   void seek(uint64_t epoch, uint64_t index) { tenon_feed_seek(feed_->get(), epoch, index); }
   nb::tuple position() const {
     uint64_t epoch = 0, index = 0;
-    const Released released(*this);
-    tenon_feed_position(feed_->get(), &epoch, &index);
+    {
+      const Released released(*this);
+      tenon_feed_position(feed_->get(), &epoch, &index);
+    }
     return nb::make_tuple(epoch, index);
   }
   bool has_state() const noexcept { return (flags_ & TENON_HAS_STATE) != 0; }

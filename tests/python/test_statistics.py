@@ -268,8 +268,9 @@ def _no_bars():
     Bar.made.clear()
 
 
-def test_a_bar_is_made_for_each_epoch_and_closed_at_its_end():
-    with tn.Feed(fill, SCHEMA, batches=5, progress=Bar) as feed:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bar_is_made_for_each_epoch_and_closed_at_its_end(workers):
+    with tn.Feed(fill, SCHEMA, batches=5, workers=workers, progress=Bar) as feed:
         for _ in range(2):
             for batch in feed:
                 assert Bar.made[-1].n == batch.index, "a batch counts when the next one is asked for"
