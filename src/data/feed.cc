@@ -295,7 +295,7 @@ bool Feed::has_batch(TicketQueue::NextBatch outcome, const TicketQueue::Delivery
 }
 
 void Feed::throw_failure(const TicketQueue::Delivery& item) {
-  const TicketFailure& f = item.failure;
+  const TicketFailure& f = *item.failure;
   const std::scoped_lock lock(failing_);
   failure_ = {};
   failure_.kind = f.kind;
@@ -340,7 +340,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
 }
 
 std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
-  const TicketFailure& f = item.failure;
+  const TicketFailure& f = *item.failure;
   const std::string worker = f.pid != 0 ? concat("worker process ", f.worker, " (", f.pid, ")") : "";
   std::string text = concat("generator '", workers_->generator_name(), "' ");
   switch (f.kind) {

@@ -111,7 +111,7 @@ void Feed::copy_ahead(DeviceBatches& device) {
     if (outcome == NextBatch::kBatch) {
       copy_to_device(device, std::move(room), item.slot, copied);
     } else if (outcome == NextBatch::kFailure) {  // another consumer has taken the batch before it
-      copied.error = std::make_exception_ptr(Error(Code::kOp, failure_text(item), item.failure.code));
+      copied.error = std::make_exception_ptr(Error(Code::kOp, failure_text(item), item.failure->code));
       return;
     } else {
       return ahead_.pop_back();  // the feed was closed meanwhile

@@ -168,13 +168,14 @@ class Slots {
   std::vector<std::unique_ptr<device::Registration>> pins_;  // empty: not pinned
 
   // Shared. The free list is a stack of slot numbers; the upper half of its head counts the slots given, so
-  // that an exchange fails when the slot at the head has been taken and given back meanwhile.
+  // that an exchange fails when the slot at the head has been taken and given back meanwhile. Workers without
+  // a slot poll its line of the cache, so what consumers write besides lies in another one.
   std::atomic<int32_t> count_{0}, made_{0};
   std::vector<Link> links_;
-  std::atomic<uint64_t> head_;
-  std::atomic<int32_t> lent_{0};
   std::atomic<bool> is_awake_{false};
+  alignas(64) std::atomic<uint64_t> head_;
   sem_t free_;
+  alignas(64) std::atomic<int32_t> lent_{0};
   RefCount refs_;
 };
 

@@ -9,6 +9,18 @@
 
 namespace tenon::impl {
 
+namespace {
+
+// For the short sections that are entered for each batch: a thread that finds the mutex locked looks some
+// times before it sleeps.
+std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock && !spin(kBriefLooks, [&lock] { return lock.try_lock(); })) lock.lock();
+  return lock;
+}
+
+}  // namespace
+
 std::string ticket_text(const Ticket& ticket) {
   return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
 }
@@ -36,7 +48,7 @@ TicketQueue::TicketTake TicketQueue::await_turn(int32_t worker, bool may_wait) {
 }
 
 TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock = lock_soon(mutex_);
   const TicketTake taken = await_ticket(lock, worker, may_wait);
   if (taken != TicketTake::kTicket) return taken;
   ticket = ticket_at(epoch_, next_++);
@@ -51,7 +63,7 @@ void TicketQueue::note_filled(int32_t slot, uint64_t fill_ns) noexcept {
 }
 
 void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, FillReport report) noexcept {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock = lock_soon(mutex_);
   note_filled(slot, fill_ns);
   if (!is_awaited(ticket)) {
     lock.unlock();
@@ -59,7 +71,7 @@ void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, 
     return;
   }
   entry(ticket.place) = {EntryState::kFilled, slot, std::move(report)};
-  ++ready_count_;
+  ready_count_.fetch_add(1, std::memory_order_relaxed);
   const bool is_next = consumers_waiting_ > 0 && ticket.place == deliver_;
   settled_.fetch_add(1, std::memory_order_relaxed);
   lock.unlock();
@@ -146,7 +158,7 @@ void TicketQueue::end_epoch() noexcept {
     if (undelivered.state == EntryState::kFilled) slots_->give(undelivered.slot);
     undelivered = {};
   }
-  ready_count_ = 0;
+  ready_count_.store(0, std::memory_order_relaxed);
   end_waiting();
   is_active_ = false;
 }
@@ -319,7 +331,7 @@ bool TicketQueue::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadli
 }
 
 TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock = lock_soon(mutex_);
   if (!wait_settled(lock, timeout_ns)) return NextBatch::kLate;
   end_waiting();
   if (is_stopped_) return NextBatch::kStopped;
@@ -340,7 +352,7 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   ++deliver_;
   drop_skipped();
   uses_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns(), false};
-  --ready_count_;
+  ready_count_.fetch_sub(1, std::memory_order_relaxed);
   return NextBatch::kBatch;
 }
 
@@ -352,11 +364,6 @@ TicketQueue::NextBatch TicketQueue::peek() {
   return entry(deliver_).state == EntryState::kFailed ? NextBatch::kFailure : NextBatch::kBatch;
 }
 
-bool TicketQueue::has_ready() {
-  const std::scoped_lock lock(mutex_);
-  return ready_count_ > 0;
-}
-
 bool TicketQueue::is_past(const Ticket& ticket) {
   const std::scoped_lock lock(mutex_);
   return is_stopped_ || !is_awaited(ticket);
@@ -365,7 +372,7 @@ bool TicketQueue::is_past(const Ticket& ticket) {
 TicketQueue::Snapshot TicketQueue::snapshot() {
   const std::scoped_lock lock(mutex_);
   Snapshot view;
-  view.ready = ready_count_;
+  view.ready = ready_count_.load(std::memory_order_relaxed);
   view.skipped = skipped_;
   view.fill_ns = fill_ns_;
   view.starved_ns = starved_ns_;

@@ -106,9 +106,12 @@ class TicketQueue {
 
   enum class NextBatch { kBatch, kFailure, kEnd, kLate, kStopped };
   struct Delivery {
+    // Not constexpr: with a constant value, g++ clears the whole object, with the 4 KiB of the message.
+    Delivery() noexcept {}
+
     Ticket ticket;
-    int32_t slot = -1;      // kBatch: is the caller's now
-    TicketFailure failure;  // kFailure
+    int32_t slot = -1;                     // kBatch: is the caller's now
+    std::optional<TicketFailure> failure;  // kFailure
   };
 
   // Fails with kClosed after stop().
@@ -147,7 +150,7 @@ class TicketQueue {
 
   // For statistics and messages.
 
-  bool has_ready();
+  bool has_ready() const noexcept { return ready_count_.load(std::memory_order_relaxed) > 0; }
   // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket);
 
@@ -224,6 +227,8 @@ class TicketQueue {
 
   // Shared. Counts what has settled: a hint for consumers that poll; they look under the mutex then.
   std::atomic<uint64_t> settled_{0};
+  // Filled batches. Changed under the mutex.
+  std::atomic<int32_t> ready_count_{0};
 
   std::mutex mutex_;
   std::condition_variable work_;   // tickets, or stopped
@@ -249,7 +254,6 @@ class TicketQueue {
   uint64_t next_ = 0;     // the next ticket
   uint64_t limit_ = 0;    // no tickets from here on
   uint64_t deliver_ = 0;  // the next batch for the consumer
-  int32_t ready_count_ = 0;
   uint64_t skipped_ = 0;
   int32_t consumers_waiting_ = 0;
   int64_t waiting_since_ns_ = 0;  // 0: the last call got its batch

@@ -122,8 +122,8 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   EXPECT_EQ(bench.item.ticket.index, 0u);
   ASSERT_EQ(bench.next(), NextBatch::kFailure);
   EXPECT_EQ(bench.item.ticket.index, 1u);
-  EXPECT_EQ(bench.item.failure.code, 7);
-  EXPECT_STREQ(bench.item.failure.message, "no more");
+  EXPECT_EQ(bench.item.failure->code, 7);
+  EXPECT_STREQ(bench.item.failure->message, "no more");
   EXPECT_EQ(bench.next(), NextBatch::kEnd);
   EXPECT_EQ(bench.free_slots(), 3);
   bench.queue.begin();
@@ -152,7 +152,7 @@ TEST(TicketQueue, ALongMessageIsCut) {
   const auto failing = bench.take();
   bench.queue.fail(failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
   ASSERT_EQ(bench.next(), NextBatch::kFailure);
-  EXPECT_EQ(bench.item.failure.message, std::string(kMessageSize - 1, 'x'));
+  EXPECT_EQ(bench.item.failure->message, std::string(kMessageSize - 1, 'x'));
 }
 
 TEST(TicketQueue, StopWakesWorkersAndConsumers) {
