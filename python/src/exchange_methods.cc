@@ -126,9 +126,9 @@ nb::object torch_module() {
   return module != nullptr ? nb::steal(module) : nb::module_::import_("torch");
 }
 
-// type: torch.Tensor. find_site: gives the line that the view is noted with.
+// exchange: of torch.Tensor. find_site: gives the line that the view is noted with.
 template <class FindSite>
-nb::object tensor_of(const Array& self, bool trust, nb::handle type, FindSite find_site) {
+nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, FindSite find_site) {
   if (has_negative_stride(self)) {
     raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
   }
@@ -137,7 +137,6 @@ nb::object tensor_of(const Array& self, bool trust, nb::handle type, FindSite fi
     return torch_module().attr("from_dlpack")(nb::cast(array));
   }
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
-  const Exchange exchange = exchange_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
   if (exchange.table == nullptr) {
     return torch_module().attr("from_dlpack")(versioned_capsule(array, flags));
   }
@@ -151,28 +150,40 @@ nb::object tensor_of(const Array& self, bool trust, nb::handle type, FindSite fi
   return owned(static_cast<PyObject*>(tensor));
 }
 
-nb::object tensor_type() {
-  static Name name("Tensor");
-  return owned(PyObject_GetAttr(torch_module().ptr(), name.get()));
+// Of torch.Tensor. Looked up once: a process has one PyTorch.
+const Exchange& tensor_exchange() {
+  static Exchange exchange;
+  if (exchange.type == nullptr) {
+    nb::object type = owned(PyObject_GetAttrString(torch_module().ptr(), "Tensor"));
+    exchange = exchange_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
+    (void)type.release();
+  }
+  return exchange;
 }
 
 nb::object to_torch(const Array& self, Flag trust) {
-  return tensor_of(self, trust.get("trust"), tensor_type(), current_site);
+  return tensor_of(self, trust.get("trust"), tensor_exchange(), current_site);
 }
 
-// Tensors of many arrays at one line of the program, which is looked for once.
-nb::tuple torch_tensors(const nb::tuple& arrays, bool trust) {
-  const nb::object type = tensor_type();
+// Tensors of n arrays at one line of the program, which is looked for once. array_at: the array of a place.
+template <class ArrayAt>
+nb::object tensors_of(int32_t n, bool trust, ArrayAt array_at) {
+  const Exchange& exchange = tensor_exchange();
   const char* const site = current_site();
-  const auto n = static_cast<Py_ssize_t>(nb::len(arrays));
   nb::object tensors = owned(PyTuple_New(n));
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* const array = PyTuple_GetItem(arrays.ptr(), i);
-    if (!is_ndarray(array)) raise(PyExc_TypeError, "item %zd is %R: it must be a tenon.NDArray", i, array);
-    nb::object tensor = tensor_of(share(array), trust, type, [site] { return site; });
+  for (int32_t i = 0; i < n; ++i) {
+    nb::object tensor = tensor_of(array_at(i), trust, exchange, [site] { return site; });
     PyTuple_SetItem(tensors.ptr(), i, tensor.release().ptr());
   }
-  return nb::tuple(std::move(tensors));
+  return tensors;
+}
+
+nb::object torch_tensors(const nb::tuple& arrays, bool trust) {
+  return tensors_of(static_cast<int32_t>(nb::len(arrays)), trust, [&arrays](int32_t i) {
+    PyObject* const array = PyTuple_GetItem(arrays.ptr(), i);
+    if (!is_ndarray(array)) raise(PyExc_TypeError, "item %d is %R: it must be a tenon.NDArray", i, array);
+    return share(array);
+  });
 }
 
 // JAX takes compact elements only, and reads only.
@@ -187,7 +198,11 @@ nb::object to_jax(const Array& self) {
 nb::object tensor_for_read(const Array& array) {
   // A view of a shared array needs a lease.
   const bool is_copied = has_negative_stride(array) || is_shared(array);
-  return tensor_of(is_copied ? copied(array) : array, true, tensor_type(), current_site);
+  return tensor_of(is_copied ? copied(array) : array, true, tensor_exchange(), current_site);
+}
+
+nb::object tensors_of_batch(const Batch& batch, bool trust) {
+  return tensors_of(batch.schema().size(), trust, [&batch](int32_t i) { return batch[i]; });
 }
 
 void add_exchange_methods(nb::module_& module) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "python.h"
+#include "tenon/feed.hpp"
 
 namespace tenon::python {
 
@@ -22,6 +23,8 @@ Exchange exchange_of(PyTypeObject* type);
 
 // A PyTorch tensor on the memory of an array, for code that does not write to it.
 nb::object tensor_for_read(const Array& array);
+// PyTorch tensors on the fields of a batch, which need no NDArrays. trust: as of NDArray.torch().
+nb::object tensors_of_batch(const Batch& batch, bool trust);
 
 // Adds __dlpack_c_exchange_api__ to NDArray.
 void add_exchange_table(nb::module_& module);

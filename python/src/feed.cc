@@ -16,6 +16,7 @@
 #include "devices.h"
 #include "dims.h"
 #include "dtype.h"
+#include "exchange_table.h"
 #include "feed_parts.h"
 #include "fields.h"
 #include "function.h"
@@ -206,24 +207,30 @@ class NativeFeed {
   // The next batch, or None at the end of the epoch. timeout: seconds; None waits for a generator as long as
   // it takes, but not for ever when the consumer itself holds every slot.
   nb::object next(std::optional<double> timeout, const nb::object& warn) {
-    owners::drain();
-    report(warn);
     tenon_batch* batch = nullptr;
     tenon_error error;
-    error.struct_size = sizeof error;
-    tenon_status status = TENON_OK;
-    {
-      const Released released(*this);
-      status = tenon_feed_next(feed_->get(), 0, &batch, &error);
-    }
+    tenon_status status = try_next(&batch, &error);
     if (status == TENON_ERR_TIMEOUT) status = wait(timeout, warn, &batch, &error);
-    if (status != TENON_OK) {
-      report(warn);
-      throw Error(status, error.message, status == TENON_ERR_OP ? error.op_code : 0);
-    }
-    if (batch == nullptr) return nb::none();
-    return nb::cast(make_batch(Batch(batch, feed_->schema()), names_));
+    nb::object made = batch == nullptr ? nb::none() : object_of(Batch(batch, feed_->schema()));
+    report(warn);  // of what was abandoned during the wait
+    if (status != TENON_OK) raise_failure(status, error);
+    return made;
   }
+
+  // A batch that is ready. None: call next(), which waits, or tells of the end of the epoch. Other failures
+  // are thrown, as by next(), which would not repeat them.
+  std::optional<Batch> take_ready() {
+    tenon_batch* batch = nullptr;
+    tenon_error error;
+    const tenon_status status = try_next(&batch, &error);
+    if (batch != nullptr) return Batch(batch, feed_->schema());
+    const bool stays =
+        status == TENON_OK || status == TENON_ERR_TIMEOUT || status == TENON_ERR_LEASE_CONFLICT;
+    if (!stays) raise_failure(status, error);
+    return {};
+  }
+
+  nb::object object_of(Batch batch) const { return nb::cast(make_batch(std::move(batch), names_)); }
 
   // In slices, so that Ctrl-C is heard.
   void close(double timeout) {
@@ -313,6 +320,17 @@ class NativeFeed {
     void operator()(tenon_feed_state* state) const noexcept { tenon_feed_state_release(state); }
   };
 
+  tenon_status try_next(tenon_batch** batch, tenon_error* error) {
+    owners::drain();
+    error->struct_size = sizeof *error;
+    const Released released(*this);
+    return tenon_feed_next(feed_->get(), 0, batch, error);
+  }
+
+  [[noreturn]] static void raise_failure(tenon_status status, const tenon_error& error) {
+    throw Error(status, error.message, status == TENON_ERR_OP ? error.op_code : 0);
+  }
+
   tenon_status wait(std::optional<double> timeout, const nb::object& warn, tenon_batch** batch,
                     tenon_error* error) {
     ReportTimer timer;
@@ -363,6 +381,69 @@ class NativeFeed {
   uint32_t flags_ = 0;  // of the generator
   std::unique_ptr<Feed> feed_;
 };
+
+// The native part of an iterator over a feed. A step that finds a ready batch runs no Python code of the
+// package; the method `_step` of the subclass does all other steps. Not known to Python's garbage collector:
+// neither a NativeFeed nor what converts batches refers to iterators.
+class NativeEpoch {
+ public:
+  // convert: gets a Batch, and makes what the iterator returns. trust: it makes torch tensors of the fields,
+  // which are then made here without a Batch.
+  void attach(nb::object feed, nb::object convert, std::optional<bool> trust) {
+    native_ = &nb::cast<NativeFeed&>(feed);
+    feed_ = std::move(feed);
+    convert_ = std::move(convert);
+    trust_ = trust;
+  }
+  // From now on `_step` does each step.
+  void detach() {
+    native_ = nullptr;
+    feed_ = {};
+  }
+
+  static PyObject* next(PyObject* self) {
+    return guarded([self] { return nb::inst_ptr<NativeEpoch>(self)->step(self).release().ptr(); });
+  }
+
+  bool is_in_next = false;  // another thread may not begin an epoch of the feed now
+
+ private:
+  nb::object step(nb::handle self) {
+    nb::object error = nb::none();
+    bool is_delivered = false;  // the error is that of the conversion
+    if (native_ != nullptr) {
+      NativeFeed& native = *native_;
+      const nb::object kept = feed_;  // code that runs meanwhile may detach it
+      is_in_next = true;
+      try {
+        if (std::optional<Batch> batch = native.take_ready()) {
+          is_delivered = true;
+          nb::object converted = converted_of(*std::move(batch), native);
+          is_in_next = false;
+          return converted;
+        }
+      } catch (...) {
+        set_error_from_exception();
+        error = nb::borrow(nb::python_error().value());
+      }
+      is_in_next = false;
+    }
+    return self.attr("_step")(error, is_delivered);
+  }
+
+  nb::object converted_of(Batch batch, const NativeFeed& native) const {
+    if (trust_) return tensors_of_batch(batch, *trust_);
+    const nb::object convert = convert_;
+    return convert(native.object_of(std::move(batch)));
+  }
+
+  NativeFeed* native_ = nullptr;  // null: it is detached
+  nb::object feed_;               // of native_
+  nb::object convert_;
+  std::optional<bool> trust_;
+};
+
+PyType_Slot epoch_slots[] = {{Py_tp_iternext, reinterpret_cast<void*>(NativeEpoch::next)}, {0, nullptr}};
 
 nb::dict statistics_dict(const NativeFeed& self) {
   const tenon_feed_statistics s = self.statistics();
@@ -586,6 +667,14 @@ void add_feed(nb::module_& module) {
       .def("worker", worker_dict, nb::arg("worker"),
            nb::sig("def worker(self, worker: int) -> dict[str, int]"))
       .def("statistics", statistics_dict, nb::sig("def statistics(self) -> dict[str, Any]"));
+  nb::class_<NativeEpoch>(module, "NativeEpoch", nb::type_slots(epoch_slots),
+                          "The native part of an iterator over a feed.")
+      .def(nb::init<>())
+      .def("_attach", &NativeEpoch::attach, nb::arg("feed"), nb::arg("convert"), nb::arg("trust").none(),
+           nb::sig("def _attach(self, feed: NativeFeed, convert: Callable[[Any], Any], trust: _bool | None) "
+                   "-> None"))
+      .def("_detach", &NativeEpoch::detach)
+      .def_rw("_is_in_next", &NativeEpoch::is_in_next);
 }
 
 }  // namespace tenon::python

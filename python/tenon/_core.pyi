@@ -1194,6 +1194,23 @@ class NativeFeed:
 
     def statistics(self) -> dict[str, Any]: ...
 
+class NativeEpoch:
+    """The native part of an iterator over a feed."""
+
+    def __next__(self) -> Any: ...
+
+    def __init__(self) -> None: ...
+
+    def _attach(self, feed: NativeFeed, convert: Callable[[Any], Any], trust: _bool | None) -> None: ...
+
+    def _detach(self) -> None: ...
+
+    @property
+    def _is_in_next(self) -> _bool: ...
+
+    @_is_in_next.setter
+    def _is_in_next(self, arg: _bool, /) -> None: ...
+
 NO_BATCH: int = -2147483647
 
 END_OF_EPOCH: int = -2147483646

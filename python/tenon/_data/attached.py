@@ -355,11 +355,12 @@ class _Epoch(Iteration):
     """The one live iterator of an attached feed."""
 
     def __init__(self, feed: AttachedFeed, convert: Callable[[Any], Any]) -> None:
+        super().__init__()
         self._replace(feed)
         feed._join()
         self._begin(feed, convert)
 
-    def __next__(self) -> Any:
+    def _step(self, *_: object) -> Any:
         feed = self._feed
         if feed is None:
             self._stop()

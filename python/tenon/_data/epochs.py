@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from .._core import Batch, NativeFeed
+from .._core import Batch, NativeEpoch, NativeFeed
 from .._errors import LeaseConflict, OpError, TenonError, log
 from . import closing
 from .progress import ProgressBar
@@ -24,11 +24,10 @@ REPLACED = (
 )
 
 
-class Iteration:
+class Iteration(NativeEpoch):
     """The one live iterator of a feed, of this process or of another one."""
 
     _feed: Any = None  # None: it has ended, or its constructor has raised
-    _is_in_next = False
     _is_replaced = False
 
     def _replace(self, feed: Forms) -> None:
@@ -42,6 +41,14 @@ class Iteration:
             )
         live._end()
         live._is_replaced = True
+
+    def _step(self, error: BaseException | None, is_delivered: bool) -> Any:
+        """The next batch, if the native part has none.
+
+        error: raised instead, after a failure of the native part; is_delivered: the conversion of a batch has
+        failed.
+        """
+        raise NotImplementedError
 
     def _begin(self, feed: Forms, convert: Callable[[Any], Any]) -> None:
         self._feed = feed
@@ -57,8 +64,13 @@ class Iteration:
             raise TenonError(REPLACED)
         raise StopIteration
 
-    def _end(self) -> None:
+    def _leave(self) -> None:
+        """Takes no more batches."""
+        self._detach()
         self._feed = None
+
+    def _end(self) -> None:
+        self._leave()
 
 
 class Epoch(Iteration):
@@ -67,6 +79,7 @@ class Epoch(Iteration):
     _progress: ProgressBar | None = None
 
     def __init__(self, feed: Feed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
+        super().__init__()
         self._replace(feed)
         feed._use_device(feed.device if device is None else device)
         if feed._served is not None and feed._served.server is None:
@@ -82,9 +95,11 @@ class Epoch(Iteration):
             )
         self._next = _next_of(feed._native)
 
-    def __next__(self) -> Any:
+    def _step(self, error: BaseException | None, is_delivered: bool) -> Any:
         feed = self._feed
         if feed is None:
+            if error is not None:  # another thread has ended it meanwhile
+                raise error
             self._stop()
         progress = self._progress
         if progress is not None:
@@ -92,6 +107,8 @@ class Epoch(Iteration):
         batch = None
         try:
             self._is_in_next = True
+            if error is not None:
+                raise error
             try:
                 batch = self._next(feed.timeout, log.warning)
             finally:
@@ -103,9 +120,9 @@ class Epoch(Iteration):
                 return self._convert(batch)
         except (TimeoutError, LeaseConflict):
             raise  # the caller may let go of batches, and try again
-        except OpError as error:
-            if batch is None:  # else the copy of the batch to its device has failed after its delivery
-                _describe(error, feed)
+        except OpError as failure:
+            if batch is None and not is_delivered:  # else its copy to a device has failed
+                _describe(failure, feed)
             self._end()
             raise
         except ValueError:  # closed
@@ -118,12 +135,13 @@ class Epoch(Iteration):
             raise
         finally:
             self._is_in_next = False
-        self._feed = None
+        self._leave()
         self._end_progress()
         raise StopIteration
 
     def _end(self) -> None:
-        feed, self._feed = self._feed, None
+        feed = self._feed
+        self._leave()
         if feed is not None:
             feed._native.end()
             self._end_progress()

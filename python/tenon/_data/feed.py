@@ -15,7 +15,7 @@ from .._sync.function import CFunction
 from .._values import INT32_MAX, count, flag, integer, seconds
 from . import closing
 from .epochs import Epoch
-from .forms import Forms, itself
+from .forms import Forms, Tensors, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
 from .resuming import check_can_resume, resume
@@ -296,10 +296,13 @@ class Feed(Forms):
         closing.OPEN.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
-        return Epoch(self, itself)
+        return self._iterate(itself)
 
     def _iterate(self, convert: Callable[[Batch], Any], device: str | None = None) -> Iterator[Any]:
-        return Epoch(self, convert, device)
+        epoch = Epoch(self, convert, device)
+        if self.progress is None and self._inline is None:
+            epoch._attach(self._native, convert, convert.trust if isinstance(convert, Tensors) else None)
+        return epoch
 
     def _iterate_in_tasks(
         self, convert: Callable[[Batch], Any], device: str | None = None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core import Schema, torch_tensors
+from .._values import flag
 
 if TYPE_CHECKING:
     from .epochs import Iteration
@@ -62,7 +63,7 @@ class Forms:
         """
         where = _device_of_torch(self.device if device is None else device)
         if where is not None:
-            return Batches(self, lambda batch: torch_tensors(batch.arrays, trust), where)
+            return Batches(self, Tensors(flag(trust, "trust")), where)
         return Batches(self, _tuple_of(lambda array: array.torch(True).to(device)), "cpu")
 
     def jax(self, device: Any = None) -> Batches:
@@ -149,6 +150,16 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self._feed)
+
+
+class Tensors:
+    """Makes torch tensors of the fields of a batch."""
+
+    def __init__(self, trust: bool) -> None:
+        self.trust = trust
+
+    def __call__(self, batch: Any) -> tuple[Any, ...]:
+        return torch_tensors(batch.arrays, self.trust)
 
 
 def itself(batch: Any) -> Any:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of iterators over feeds: a ready batch takes no Python code of the package, and ends, errors and
+failures are what they are with that code."""
+
+import os
+import sys
+
+import native_library
+import pytest
+
+import tenon as tn
+from tenon._data.forms import itself
+
+PACKAGE = os.path.dirname(tn.__file__)
+PROTOTYPE = "int fill_label(int64_t *label, uint64_t index)"
+
+
+def make(prototype=PROTOTYPE, **options):
+    generator = tn.c_function(native_library.generators(), prototype)
+    return tn.Feed(generator, {"label": ("i8", (4,))}, **{"workers": 0, "batches": 5, **options})
+
+
+def calls_of_package(steps, count):
+    """The functions of the package that Python calls during so many steps of an iterator."""
+    called = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        for _ in range(count):
+            next(steps)
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_ready_batch_becomes_tensors_without_code_of_the_package(workers):
+    pytest.importorskip("torch")
+    with make(workers=workers, slots=7) as feed:
+        steps = iter(feed.torch())
+        while workers and feed.stats().slots_ready < 5:
+            pass
+        assert calls_of_package(steps, 5) == []
+
+
+def test_a_ready_batch_becomes_a_batch_by_one_call():
+    with make() as feed:
+        assert calls_of_package(iter(feed), 5) == [itself.__name__] * 5
+
+
+def test_tensors_lie_on_the_slot():
+    torch = pytest.importorskip("torch")
+    with make(slots=1) as feed:
+        addresses = set()
+        for (label,) in feed.torch():
+            assert isinstance(label, torch.Tensor)
+            addresses.add(label.data_ptr())
+            del label  # the only slot
+        assert len(addresses) == 1
+
+
+def test_an_error_of_the_conversion_ends_the_iterator():
+    calls = []
+
+    def convert(batch):
+        calls.append(batch.index)
+        return 1 // (2 - batch.index)
+
+    with make() as feed:
+        steps = feed._iterate(convert)
+        assert [next(steps), next(steps)] == [0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(steps)
+        assert next(steps, None) is None
+        assert calls == [0, 1, 2]
+        assert [batch.epoch for batch in feed] == [1] * 5
+
+
+def test_a_timeout_of_the_conversion_does_not_end_the_iterator():
+    def convert(batch):
+        if batch.index == 1:
+            raise TimeoutError
+        return batch.index
+
+    with make() as feed:
+        steps = feed._iterate(convert)
+        assert next(steps) == 0
+        with pytest.raises(TimeoutError):
+            next(steps)
+        assert list(steps) == [2, 3, 4]
+
+
+def test_a_failure_of_the_generator_is_raised_at_its_place_with_its_facts():
+    prototype = "int fail_at(int64_t *label, uint64_t index, uint64_t epoch, uint64_t bad_index, int code)"
+    generator = tn.c_function(native_library.generators(), prototype, bad_index=2, code=7)
+    with tn.Feed(generator, {"label": ("i8", (4,))}, workers=0, batches=5) as feed:
+        steps = iter(feed)
+        assert [next(steps).index, next(steps).index] == [0, 1]
+        with pytest.raises(tn.OpError) as caught:
+            next(steps)
+        assert (caught.value.kind, caught.value.index, caught.value.op) == ("failed", 2, "fail_at")
+        assert next(steps, None) is None
+
+
+def test_an_iterator_that_has_ended_takes_no_batch_of_the_next_one():
+    with make() as feed:
+        first = iter(feed)
+        assert sum(1 for _ in first) == 5
+        second = iter(feed)
+        assert next(first, None) is None
+        assert next(second).index == 0
+        third = iter(feed)
+        with pytest.raises(tn.TenonError, match="another iteration"):
+            next(second)
+        assert next(third).index == 0
