@@ -23,7 +23,7 @@ constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 |
 constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }
 constexpr uint64_t gives_of(uint64_t head) { return head >> 32; }
 
-// Writes to every page, so that neither workers nor consumers meet a page fault later.
+// Writes to every page, so that no page fault follows.
 bool populate(std::byte* memory, size_t nbytes) {
 #ifdef MADV_POPULATE_WRITE
   if (madvise(memory, nbytes, MADV_POPULATE_WRITE) == 0) return true;
@@ -164,6 +164,9 @@ void Slots::populate_slot(int32_t slot) {
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
     os::commit(file_, static_cast<size_t>(data(slot) - memory_), nbytes, slots_text(1, nbytes));
+    // A worker process populates its own mapping before it fills the slot. Here the pages are mapped when the
+    // batch is read, which takes a quarter of the time, because they exist by then.
+    if (plan_.control_nbytes != 0) return;
   } else {
     os::check_room(nbytes, slots_text(1, nbytes));
   }

@@ -36,7 +36,8 @@ struct SlotsPlan {
   int32_t spares = 0;         // how many more may replace others
   bool is_shared = false;     // in a memory file
   bool is_sparse = false;     // a slot takes memory where it is written, and not when it is made
-  size_t control_nbytes = 0;  // of a memory file: what lies before the slots; a multiple of the page size
+  // Of a memory file that worker processes fill: what lies before the slots; a multiple of the page size.
+  size_t control_nbytes = 0;
   // TENON_CUDA, TENON_CUDA_HOST: they do not grow, and are neither shared nor sparse.
   tenon_device device{TENON_CPU, 0};
 };
