@@ -377,6 +377,17 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
   return weaker;
 }
 
+RequestPart* Queue::part_of(const Request& request, const Extent& extent, Access access) const noexcept {
+  RequestPart* weaker = nullptr;
+  for (RequestPart& e : request.parts) {
+    if (!e.is_appended || e.queue != this || !e.is_queued || e.needs_grant || !e.extent.overlaps(extent))
+      continue;
+    if (allows(e, extent, access)) return &e;
+    weaker = &e;
+  }
+  return weaker;
+}
+
 RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const noexcept {
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted || e->needs_grant || e->grant == kNoGrant) continue;

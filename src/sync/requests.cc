@@ -156,6 +156,14 @@ Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcep
   return Appended::kGranted;
 }
 
+// Queue::own_part_for(). If the thread runs an op and has nothing else, it looks at the few parts of the op:
+// many ops that became ready together may be behind it in the queue.
+RequestPart* own_part_in(const Queue& queue, const Extent& extent, Access access) noexcept {
+  const Request* const op = this_thread.running_request;
+  if (op != nullptr && has_empty_hands(op)) return queue.part_of(*op, extent, access);
+  return queue.own_part_for(extent, access);
+}
+
 // The place of a part of synchronous code in the queue; at the end if neither is set.
 struct Standing {
   RequestPart* under = nullptr;  // right behind this part of the same actor, under which it acts
@@ -187,7 +195,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
   part.waits_for_host = false;
   if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (queue.has_parts()) {
-    RequestPart* const own = queue.own_part_for(part.extent, part.access);
+    RequestPart* const own = own_part_in(queue, part.extent, part.access);
     if (own != nullptr && Queue::allows(*own, part.extent, part.access)) {
       standing->under = own;
       return Appended::kGranted;
@@ -406,11 +414,11 @@ namespace {
 // become one for reading.
 Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** under,
                        Conflict* conflict) noexcept {
-  RequestPart* const own = queue.own_part_for(view.extent, view.access);
+  RequestPart* const own = own_part_in(queue, view.extent, view.access);
   *under = own;
   if (own == nullptr || Queue::allows(*own, view.extent, view.access)) return Appended::kGranted;
   // A part that allows reading may be before one that covers fewer bytes.
-  RequestPart* const reader = may_weaken ? queue.own_part_for(view.extent, Access::kRead) : nullptr;
+  RequestPart* const reader = may_weaken ? own_part_in(queue, view.extent, Access::kRead) : nullptr;
   if (reader != nullptr && Queue::allows(*reader, view.extent, Access::kRead)) {
     *under = reader;
     view.access = Access::kRead;
