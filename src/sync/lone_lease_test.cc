@@ -152,6 +152,34 @@ TEST_F(LoneLease, ACallTakesAllThatItUsesAtOnceOrNothing) {
   caller.join();
 }
 
+TEST_F(LoneLease, ARequestThatWasSubmittedOnceIsGrantedToItsThreadLater) {
+  RequestPart part;
+  describe(write(cell), part);
+  BlockingRequest request(HolderKind::kLease, {&part, 1});
+  request.owner = current_actor();
+  std::atomic<int> told = 0;
+  {
+    PendingRequest pending;
+    pending.context = &told;
+    pending.done = [](void* context) { ++*static_cast<std::atomic<int>*>(context); };
+    ASSERT_EQ(request.submit(&pending, &conflict), Appended::kGranted);
+    impl::release(request);
+  }
+  std::atomic<bool> is_held = false;
+  std::thread other([&] {
+    Conflict r;
+    CellLease lease(write(cell));
+    EXPECT_TRUE(lease.acquire(&r));
+    is_held = true;
+    await_parts(cell, 2);
+  });
+  while (!is_held) std::this_thread::yield();
+  EXPECT_TRUE(request.acquire(Deadline(kWatchdogNs), &conflict));
+  impl::release(request);
+  other.join();
+  EXPECT_EQ(told, 0) << "the submission is over";
+}
+
 // The host would wait for itself: for the lease, which waits for the op, which waits for the view.
 TEST_F(LoneLease, WhoHoldsAViewGoesBeforeWhatWaitsForItAlsoThroughOthers) {
   std::optional<Sight> view(std::in_place, write(cell));

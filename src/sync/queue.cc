@@ -96,7 +96,8 @@ void Queue::grant(RequestPart* part, ReadyList* ready) noexcept {
   if (part->request->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(part->request);
 }
 
-void Queue::count_holder() noexcept {
+void Queue::count_holder(RequestPart* part) noexcept {
+  part->holds_memory = true;
   if (holders_++ != 0) return;
   held_nbytes_ = bounds_.end - bounds_.begin;
   held_by_ops.fetch_add(held_nbytes_, std::memory_order_relaxed);
@@ -112,9 +113,8 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   part->sequence = next_sequence_++;
   part->blockers = 0;
   part->is_granted = part->is_submitted = false;
-  part->is_ahead = false;
-  part->holds_memory = part->request->kind == HolderKind::kOp && is_large();
-  if (part->holds_memory) count_holder();
+  part->is_ahead = part->holds_memory = false;
+  if (part->request->kind == HolderKind::kOp) hold_memory(part);
   if (part->waits_for_host) note_kept(1);
   if (part->request->traits != 0) [[unlikely]]
     note_traits(*part, ready);
@@ -142,21 +142,6 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   }
   if (first_waiting_ == nullptr) first_waiting_ = part;
   return false;
-}
-
-void Queue::append_alone(RequestPart* part) noexcept {
-  part->views = nullptr;
-  part->sequence = next_sequence_++;
-  part->blockers = 0;
-  part->is_submitted = part->is_ahead = part->holds_memory = false;
-  part->next = part->previous = nullptr;
-  part->is_queued = true;
-  head_ = tail_ = part;
-  if (!is_whole(*part)) {
-    is_counted_ = true;
-    index_ = nullptr;
-  }
-  mark_granted(part);
 }
 
 void Queue::append_by_index(RequestPart* part) noexcept {
@@ -214,7 +199,7 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
   }
 }
 
-bool Queue::remove(RequestPart* part, ReadyList* ready) noexcept {
+bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
   RequestPart* const next = part->next;
   unlink(part);
   if (is_counted_ && index_ != nullptr) [[unlikely]]
@@ -664,7 +649,7 @@ Ref<Failure> Queue::failure_in(const Extent& extent, uint64_t before) const noex
 }
 
 void Queue::take_over(Queue& other) noexcept {
-  version_.fetch_add(other.version_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  version_ += other.version_;
   while (FailedRange* const node = other.failed_) {
     other.failed_ = node->next;
     add_failure(node);

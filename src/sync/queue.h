@@ -90,8 +90,15 @@ class Queue : public QueueBase {
     if (head_ != nullptr || bound_views_ != 0 || !is_plain()) return false;
     return gate_ == nullptr || (part.grant != kNoGrant && views_ == nullptr);
   }
+  // Memory of the host and of this process alone where nothing is in the way of a view.
+  bool is_open() const noexcept {
+    return head_ == nullptr && bound_views_ == 0 && is_plain() && gate_ == nullptr;
+  }
+  // The same without views, so that nothing is in the way of an op.
+  bool is_unused() const noexcept { return is_open() && views_ == nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
   bool has_bound_views() const noexcept { return bound_views_ != 0; }
+  bool has_view_requests() const noexcept { return view_requests_ != 0; }
   // Views of both kinds.
   uint32_t readers() const noexcept { return readers_; }
   uint32_t writers() const noexcept { return writers_; }
@@ -100,15 +107,51 @@ class Queue : public QueueBase {
 
   // Appends a part. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
-  // Appends a part of a lease or a call to a queue that is idle for it. It is granted.
-  void append_alone(RequestPart* part) noexcept;
+  // Appends a part that is not on a stream to a queue without parts; no view is in its way. It is granted.
+  void append_alone(RequestPart* part) noexcept {
+    part->views = nullptr;
+    part->sequence = next_sequence_++;
+    part->next = part->previous = nullptr;
+    part->is_appended = part->is_queued = part->is_granted = true;
+    part->waits_for_host = part->is_overwriting = false;
+    part->is_ahead = part->holds_memory = part->is_submitted = false;
+    part->blockers = 0;
+    head_ = tail_ = part;
+    if (!is_whole(*part)) {
+      is_counted_ = true;
+      index_ = nullptr;
+    } else {
+      ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
+    }
+  }
+  // Of an op that is appended: its memory counts as held, unless it is small.
+  void hold_memory(RequestPart* part) noexcept {
+    if (is_large()) count_holder(part);
+  }
   // Inserts a part before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;
   // Inserts a granted part right behind the part under which it acts.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
   // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
   // it become views of the host; those of a lease also become bound. True if there is such a view.
-  bool remove(RequestPart* part, ReadyList* ready) noexcept;
+  bool remove(RequestPart* part, ReadyList* ready) noexcept {
+    if (!is_alone(*part)) return remove_among(part, ready);
+    remove_alone(part);
+    return false;
+  }
+  // The queue has no other part, and nothing is counted for this one or acts under it.
+  bool is_alone(const RequestPart& part) const noexcept {
+    if (head_ != &part || part.next != nullptr || part.views != nullptr) return false;
+    return !part.is_ahead && !part.holds_memory && !part.waits_for_host && !part.request->is_for_view();
+  }
+  // Removes a part that is alone.
+  void remove_alone(RequestPart* part) noexcept {
+    part->is_queued = false;
+    head_ = tail_ = nullptr;
+    is_counted_ = false;
+    first_waiting_ = nullptr;
+    active_readers_ = active_writers_ = 0;
+  }
 
   // The work of a granted part has been submitted to a stream: grants the parts that wait only for this.
   void mark_submitted(RequestPart* part, ReadyList* ready) noexcept;
@@ -186,11 +229,11 @@ class Queue : public QueueBase {
   // Removes a view and grants the parts that waited only for it.
   void remove_view(View* view, ReadyList* ready) noexcept;
 
-  void note_write() noexcept { version_.fetch_add(1, std::memory_order_relaxed); }
+  void note_write() noexcept { ++version_; }
   // Changes at every call while a writable view is open, because its writes are not observed.
   uint64_t version() noexcept {
     if (writers_ != 0) note_write();
-    return version_.load(std::memory_order_relaxed);
+    return version_;
   }
 
   // True if, in any queue, a part waits or has waited for views of the host, or a view is bound.
@@ -234,6 +277,7 @@ class Queue : public QueueBase {
   // In a counted queue.
   void link_counted(RequestPart* part, RequestPart* place) noexcept;
   void unlink(RequestPart* part) noexcept;
+  bool remove_among(RequestPart* part, ReadyList* ready) noexcept;
   void mark_granted(RequestPart* part) noexcept;
   void grant(RequestPart* part, ReadyList* ready) noexcept;
   void advance(ReadyList* ready) noexcept;
@@ -262,7 +306,7 @@ class Queue : public QueueBase {
     const uint64_t nbytes = bounds_.end - bounds_.begin;
     return nbytes >= kSmall && nbytes <= PTRDIFF_MAX;  // more: the bounds have not been set
   }
-  void count_holder() noexcept;
+  void count_holder(RequestPart* part) noexcept;
   void uncount_holder() noexcept;
 
   static void note_kept(int64_t n) noexcept { kept_by_views.fetch_add(n, std::memory_order_relaxed); }
@@ -299,7 +343,7 @@ class Queue : public QueueBase {
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
   uint32_t inherited_views_ = 0;
-  std::atomic<uint64_t> version_{0};  // a plain counter
+  uint64_t version_ = 0;
   uint64_t birth_ = 0;
   uint32_t ahead_ = 0;    // parts with is_ahead
   uint32_t holders_ = 0;  // parts that hold memory

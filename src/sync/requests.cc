@@ -95,19 +95,6 @@ void prepare_grants(std::span<RequestPart> parts) noexcept {
   }
 }
 
-// A thread has or may have a request that another thread made for it, so the counts of threads are
-// incomplete.
-constinit std::atomic<bool> has_requests_of_others{false};
-
-void count_in(const Request& request) noexcept {
-  if (request.kind == HolderKind::kOp) return;
-  if (request.owner.thread == this_thread_id()) {
-    ++this_thread.requests;
-  } else {
-    has_requests_of_others.store(true, std::memory_order_relaxed);
-  }
-}
-
 // A request that another thread removes stays in the count.
 void count_out(const Request& request) noexcept {
   if (request.kind == HolderKind::kOp || request.parts.empty()) return;
@@ -140,8 +127,7 @@ Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
   return refuse(conflict, Conflict::Reason::kInherited, Holder::of(*inherited));
 }
 
-Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
-  part.waits_for_host = false;
+[[gnu::noinline]] Appended check_op_fully(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
   if (check_memory(*part.queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (on_host == OnHost::kIgnore) return Appended::kGranted;
   const View* const view = part.queue->host_conflict(part.access, part.extent);
@@ -154,6 +140,14 @@ Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcep
   }
   part.waits_for_host = true;
   return Appended::kGranted;
+}
+
+Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
+  part.waits_for_host = false;
+  const Queue& queue = *part.queue;
+  if (queue.is_plain() && !queue.has_views() && !queue.has_view_requests()) [[likely]]
+    return Appended::kGranted;
+  return check_op_fully(part, on_host, conflict);
 }
 
 // Queue::own_part_for(). If the thread runs an op and has nothing else, it looks at the few parts of the op:
@@ -215,35 +209,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
   return check_views(part, request, standing, conflict);
 }
 
-// The usual request of synchronous code: one part, on memory that nothing else holds or waits for. Requires
-// the lock of the queue. False: it is another request or memory, and nothing has changed.
-bool append_alone(Request& request) noexcept {
-  if (request.parts.size() != 1 || request.kind == HolderKind::kOp || request.traits != 0) return false;
-  RequestPart& part = request.parts[0];
-  if (!part.queue->is_idle_for(part) || this_thread.running != 0) return false;
-  part.request = &request;
-  part.is_appended = true;
-  part.needs_grant = part.waits_for_host = part.is_overwriting = false;
-  part.queue->append_alone(&part);
-  request.is_gated = part.queue->gate() != nullptr;
-  if (request.is_gated) [[unlikely]]
-    request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
-  request.missing.store(0, std::memory_order_relaxed);
-  return true;
-}
-
 }  // namespace
-
-Queue& lock_home(Home& home) noexcept {
-  while (true) {
-    // pairs with: KnownMemory::merge, "a home and its queue"
-    Queue* const queue = home.load(std::memory_order_acquire);
-    queue->lock.lock();
-    // pairs with: KnownMemory::merge, "a home and its queue"
-    if (home.load(std::memory_order_acquire) == queue) return *queue;
-    queue->lock.unlock();
-  }
-}
 
 void notify(ReadyList& ready) noexcept {
   Request* request = ready.take_all();
@@ -254,17 +220,23 @@ void notify(ReadyList& ready) noexcept {
   }
 }
 
+constinit std::atomic<bool> detail::has_requests_of_others{false};
+
+bool detail::lock_parts(Request& request) noexcept {
+  lock_homes(request.parts);
+  return !request.parts.empty();
+}
+
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
+  const bool is_op = request.kind == HolderKind::kOp;
+  request.heeds_host = is_op && on_host != OnHost::kIgnore;
+  if (is_op ? append_to_idle<true>(request) : append_to_idle<false>(request)) return Appended::kGranted;
+  return append_locked(request, on_host, conflict);
+}
+
+Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   const std::span<RequestPart> parts = request.parts;
-  if (parts.empty()) return Appended::kGranted;
   request.born_in = this_thread.running;
-  request.heeds_host = request.kind == HolderKind::kOp && on_host != OnHost::kIgnore;
-  lock_homes(parts);
-  if (append_alone(request)) {
-    count_in(request);
-    parts[0].queue->lock.unlock();
-    return Appended::kGranted;
-  }
   bool is_gated = false;
   for (RequestPart& e : parts) {
     e.is_appended = true;
@@ -323,11 +295,57 @@ Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
   }
   const uint32_t missing = request.missing.load(std::memory_order_relaxed) - granted;
   request.missing.store(missing, std::memory_order_relaxed);
-  count_in(request);
+  if (request.kind != HolderKind::kOp) detail::count_in(request);
   unlock_queues(parts);
   if (!ready.is_empty()) notify(ready);
   return missing == 0 ? Appended::kGranted : Appended::kWaiting;
 }
+
+namespace {
+
+// Removes a part of a request that ends. Its queue is locked, and is unlocked then. True if a view that was
+// taken under it is still open.
+bool remove_and_unlock(RequestPart& part, bool has_written, ReadyList* ready) noexcept {
+  Queue& queue = *part.queue;
+  bool has_view = false;
+  Gate* gate = nullptr;  // of memory with a view that outlived the request
+  if (part.is_queued) {  // a fork may have removed it
+    if (has_written && part.access == Access::kWrite) queue.note_write();
+    has_view = queue.remove(&part, ready);
+    if (has_view) gate = queue.gate();
+  }
+  queue.lock.unlock();
+  if (gate != nullptr) [[unlikely]]
+    gate->note_kept_view();
+  return has_view;
+}
+
+// After its parts were removed.
+void note_end(const Request& request, bool has_escaped) noexcept {
+  if (!has_escaped || request.kind != HolderKind::kLease) {
+    count_out(request);
+  } else if (request.is_detached.load(std::memory_order_relaxed)) {
+    // The views are bound to the threads that took them. Views of a lease with an owner stay in its count.
+    detail::has_requests_of_others.store(true, std::memory_order_relaxed);
+  }
+}
+
+[[gnu::noinline]] bool release_locked(Request& request, bool has_written) noexcept {
+  ReadyList ready;
+  const bool has_escaped = remove_and_unlock(request.parts[0], has_written, &ready);
+  note_end(request, has_escaped);
+  if (!ready.is_empty()) notify(ready);
+  return has_escaped;
+}
+
+[[gnu::noinline]] bool release_each(Request& request, bool has_written) noexcept {
+  ReadyList ready;
+  const bool has_escaped = release(request, &ready, has_written);
+  if (!ready.is_empty()) notify(ready);
+  return has_escaped;
+}
+
+}  // namespace
 
 bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
   bool has_escaped = false;
@@ -336,33 +354,26 @@ bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
     leave_gates(request, has_written);
   for (RequestPart& e : request.parts) {
     if (!e.is_appended) continue;
-    Queue& queue = *e.queue;
-    Gate* gate = nullptr;  // of memory with a view that outlived the request
-    queue.lock.lock();
-    if (e.is_queued) {  // a fork may have removed it
-      if (has_written && e.access == Access::kWrite) queue.note_write();
-      const bool has_view = queue.remove(&e, ready);
-      has_escaped |= has_view;
-      if (has_view) gate = queue.gate();
-    }
-    queue.lock.unlock();
-    if (gate != nullptr) [[unlikely]]
-      gate->note_kept_view();
+    e.queue->lock.lock();
+    has_escaped |= remove_and_unlock(e, has_written, ready);
   }
-  if (!has_escaped || request.kind != HolderKind::kLease) {
-    count_out(request);
-  } else if (request.is_detached.load(std::memory_order_relaxed)) {
-    // The views are bound to the threads that took them. Views of a lease with an owner stay in its count.
-    has_requests_of_others.store(true, std::memory_order_relaxed);
-  }
+  note_end(request, has_escaped);
   return has_escaped;
 }
 
 bool release(Request& request, bool has_written) noexcept {
-  ReadyList ready;
-  const bool has_escaped = release(request, &ready, has_written);
-  if (!ready.is_empty()) notify(ready);
-  return has_escaped;
+  if (request.parts.size() != 1 || request.is_gated || !request.parts[0].is_appended) [[unlikely]]
+    return release_each(request, has_written);
+  RequestPart& part = request.parts[0];
+  Queue& queue = *part.queue;
+  queue.lock.lock();
+  if (!part.is_queued || !queue.is_alone(part)) [[unlikely]]
+    return release_locked(request, has_written);
+  if (has_written && part.access == Access::kWrite) queue.note_write();
+  queue.remove_alone(&part);
+  queue.lock.unlock();
+  count_out(request);
+  return false;
 }
 
 namespace {
@@ -402,7 +413,7 @@ void withdraw(Request& request) noexcept {
 }
 
 bool has_empty_hands(const Request* awaited) noexcept {
-  if (has_requests_of_others.load(std::memory_order_relaxed)) return false;
+  if (detail::has_requests_of_others.load(std::memory_order_relaxed)) return false;
   const bool is_own = awaited != nullptr && awaited->kind != HolderKind::kOp;
   if (is_own && awaited->parts.size() > 1) return false;  // some may have been granted
   return this_thread.requests <= (is_own ? 1 : 0);
@@ -450,7 +461,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
 }
 
 // Requires the lock of the queue.
-Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
+[[gnu::noinline]] Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
   if (!queue.is_plain()) [[unlikely]] {
     if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
     if (view.device == nullptr) return refuse(conflict, Conflict::Reason::kOnDevice, {});
@@ -497,7 +508,12 @@ Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept
   view.actor = actor_of_task(0);
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
-  const Appended result = try_open(queue, view, may_weaken, conflict);
+  Appended result = Appended::kGranted;
+  if (queue.is_open() && this_thread.running == 0) [[likely]] {
+    queue.add_view(&view, nullptr);
+  } else {
+    result = try_open(queue, view, may_weaken, conflict);
+  }
   queue.lock.unlock();
   return result;
 }

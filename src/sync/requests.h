@@ -60,6 +60,13 @@ struct Conflict {
 // Requires: every part has home, extent, access; extents are not empty.
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
+// The same in two steps; is_op: the kind of the request. True: it is granted, as is usual, because it has one
+// part, and nothing else holds the memory or waits for it. False: its queues are locked, and append_locked()
+// must follow.
+template <bool is_op>
+bool append_to_idle(Request& request) noexcept;
+Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noexcept;
+
 // Releases a request that is granted, or that waits and has no waiting caller. True if a view that was taken
 // under it is still open: a view of a lease is bound then, and others wait for it. has_written: false if
 // nothing was written under it, so that the version of its memory does not change.
@@ -138,6 +145,60 @@ void settle(const Request& request, const Ref<Failure>& failure) noexcept;
 void notify(ReadyList& ready) noexcept;
 
 // Locks the queue to which a home points, and returns it.
-Queue& lock_home(Home& home) noexcept;
+inline Queue& lock_home(Home& home) noexcept {
+  while (true) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    Queue* const queue = home.load(std::memory_order_acquire);
+    queue->lock.lock();
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    if (home.load(std::memory_order_acquire) == queue) [[likely]]
+      return *queue;
+    queue->lock.unlock();
+  }
+}
+
+namespace detail {
+
+// A thread has or may have a request that another thread made for it, so the counts of threads are
+// incomplete.
+extern constinit std::atomic<bool> has_requests_of_others;
+
+// Of a lease or a call.
+inline void count_in(const Request& request) noexcept {
+  if (request.owner.thread == this_thread_id()) [[likely]] {
+    ++this_thread.requests;
+  } else {
+    has_requests_of_others.store(true, std::memory_order_relaxed);
+  }
+}
+
+// Of a request without parts, or with several. False: it has none.
+bool lock_parts(Request& request) noexcept;
+
+}  // namespace detail
+
+template <bool is_op>
+[[gnu::always_inline]] inline bool append_to_idle(Request& request) noexcept {
+  if (request.parts.size() != 1) [[unlikely]]
+    return !detail::lock_parts(request);
+  RequestPart& part = request.parts[0];
+  Queue& queue = lock_home(*part.home);
+  part.queue = &queue;
+  if (!(is_op ? queue.is_unused() : queue.is_idle_for(part) && this_thread.running == 0)) return false;
+  if (request.is_for_view() || request.is_on_stream()) [[unlikely]]
+    return false;
+  part.request = &request;
+  part.needs_grant = false;
+  queue.append_alone(&part);
+  if constexpr (is_op) queue.hold_memory(&part);
+  request.born_in = this_thread.running;
+  request.is_gated = queue.gate() != nullptr;
+  if (request.is_gated) [[unlikely]]
+    request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
+  request.missing.store(0, std::memory_order_relaxed);
+  if constexpr (!is_op) detail::count_in(request);
+  queue.lock.unlock();
+  return true;
+}
 
 }  // namespace tenon::impl

@@ -54,7 +54,7 @@ uint64_t current_task() noexcept {
 int64_t coarse_now_ms() noexcept {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+  return now.tv_sec * 1000 + static_cast<uint32_t>(now.tv_nsec) / 1'000'000;
 }
 
 bool is_over(WaitEnd end, Conflict* conflict) noexcept {
@@ -386,8 +386,13 @@ const RequestPart* first_missing(const Request& request) noexcept {
 }  // namespace
 
 bool BlockingRequest::acquire(const Deadline& deadline, Conflict* conflict) noexcept {
+  return acquire_idle() || acquire_locked(deadline, conflict);
+}
+
+bool BlockingRequest::acquire_locked(const Deadline& deadline, Conflict* conflict) noexcept {
   is_ready_.store(0, std::memory_order_relaxed);
-  const Appended appended = append(*this, OnHost::kIgnore, conflict);
+  pending_ = nullptr;  // of an earlier submit()
+  const Appended appended = append_locked(*this, OnHost::kIgnore, conflict);
   if (appended == Appended::kRefused) return false;
   if (appended == Appended::kGranted) return has_grants(*this) || pass_or_withdraw(deadline, conflict);
   WaitNode node;

@@ -189,6 +189,10 @@ class BlockingRequest final : public Request {
   // for gate_timeout_ns() if heeds_gate_timeout is set. Requires: parts and owner are set.
   bool heeds_gate_timeout = false;
   bool acquire(const Deadline& deadline, Conflict* conflict) noexcept;
+  // The same in two steps, so that the usual case needs no conflict. False: the queues are locked, and
+  // acquire_locked() must follow.
+  bool acquire_idle() noexcept { return append_to_idle<false>(*this); }
+  bool acquire_locked(const Deadline& deadline, Conflict* conflict) noexcept;
   // Set before that: the span that gets the time of the grant; its key is the address of the request.
   trace::Span span = trace::kNoSpan;
 
