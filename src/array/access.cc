@@ -2,6 +2,7 @@
 #include "array/access.h"
 
 #include <exception>
+#include <new>
 
 #include "sync/report.h"
 
@@ -188,11 +189,11 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
     : many_(uses.size() > kFew ? std::make_unique<RequestPart[]>(uses.size()) : nullptr),
       request_(HolderKind::kCall, {}),
       exceptions_(std::uncaught_exceptions()) {
-  RequestPart* const parts = many_ != nullptr ? many_.get() : few_.data();
+  auto* const parts = many_ != nullptr ? many_.get() : reinterpret_cast<RequestPart*>(few_.data());
   size_t n = 0;
   for (const Use& use : uses) {
     if (use.array.size() == 0) continue;
-    RequestPart& part = parts[n++];
+    RequestPart& part = *new (parts + n++) RequestPart;
     part.home = &use.array.storage().home();
     part.extent = use.array.extent();
     part.access = use.access;
@@ -204,18 +205,21 @@ HostCall::HostCall(const char* name, const char* site, std::span<const Use> uses
   request_.owner = actor_of_task(0);
   request_.since_ms = coarse_now_ms();
   request_.heeds_gate_timeout = true;
-  Conflict conflict;
-  if (!request_.acquire(Deadline(-1), &conflict)) {
-    const Use* refused = &uses.back();
-    for (const Use& use : uses) {
-      if (conflict.part != nullptr && is_of(*conflict.part, use)) refused = &use;
-    }
-    throw_conflict(conflict, infinitive(refused->access), &refused->array);
-  }
+  if (!request_.acquire_idle()) wait(uses);
   if (const Ref<Failure> failure = impl::failure_of(request_)) {
     impl::release(request_, false);
     throw OpFailure(failure);
   }
+}
+
+void HostCall::wait(std::span<const Use> uses) {
+  Conflict conflict;
+  if (request_.acquire_locked(Deadline(-1), &conflict)) return;
+  const Use* refused = &uses.back();
+  for (const Use& use : uses) {
+    if (conflict.part != nullptr && is_of(*conflict.part, use)) refused = &use;
+  }
+  throw_conflict(conflict, infinitive(refused->access), &refused->array);
 }
 
 HostCall::~HostCall() {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -87,7 +88,11 @@ class HostCall {
  private:
   static constexpr size_t kFew = 2;
 
-  std::array<RequestPart, kFew> few_;
+  [[gnu::noinline]] void wait(std::span<const Use> uses);
+
+  // Room for a few parts. Only those that are used are made, because clearing the rest takes as long as the
+  // request.
+  alignas(RequestPart) std::array<std::byte, kFew * sizeof(RequestPart)> few_;
   std::unique_ptr<RequestPart[]> many_;  // if there are more
   BlockingRequest request_;
   int exceptions_;

@@ -61,32 +61,10 @@ bool is_new_site(const char* site) {
 
 }  // namespace
 
-void Lease::describe(const Array& array, Access access, const LeaseFlags& flags, Actor owner,
-                     const char* site) {
-  if (access == Access::kWrite && array.is_readonly()) {
-    throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
-                flags.is_wait ? " cannot be waited for to be written: wait to read it"
-                              : " cannot be leased for writing");
-  }
-  Storage& storage = array.storage();
-  part_.home = &storage.home();
-  part_.extent = array.extent();
-  part_.access = access;
-  part_.is_overwrite = flags.is_overwrite && array.is_dense();
-  part_.grant = flags.grant;
-  request_.ignores_dead_owner = flags.ignores_dead_owner;
-  request_.heeds_gate_timeout = flags.heeds_gate_timeout;
-  accepts_failure_ = flags.accepts_failure;
-  if (array.size() == 0) request_.parts = {};
-  request_.owner = owner;
-  request_.site = site;
-  request_.since_ms = coarse_now_ms();
-  request_.span = trace::kNoSpan;
-  if (flags.is_wait) {
-    request_.name = access == Access::kWrite ? "wait_to_write" : "wait_to_read";
-  } else if (trace::is_on()) [[unlikely]] {
-    begin_span(array, site);
-  }
+void Lease::refuse_write(const Array& array, bool is_wait) {
+  throw_error(
+      Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
+      is_wait ? " cannot be waited for to be written: wait to read it" : " cannot be leased for writing");
 }
 
 void Lease::begin_span(const Array& array, const char* site) noexcept {
@@ -105,29 +83,41 @@ void Lease::acquire(const Array& array, Access access, const LeaseFlags& flags, 
   if (const auto refused = try_acquire(array, access, flags, owner, site, deadline)) throw Error(*refused);
 }
 
-std::optional<Error> Lease::try_acquire(const Array& array, Access access, const LeaseFlags& flags,
-                                        Actor owner, const char* site, const Deadline& deadline) {
-  describe(array, access, flags, owner, site);
-  Storage& storage = array.storage();
+std::optional<Error> Lease::acquire_described(const Array& array, const Deadline& deadline) {
+  if (!request_.acquire_idle()) [[unlikely]]
+    return acquire_locked(array, deadline);
+  begin(array);
+  return std::nullopt;
+}
+
+std::optional<Error> Lease::acquire_locked(const Array& array, const Deadline& deadline) {
   Conflict conflict;
-  if (!request_.acquire(deadline, &conflict)) {
-    Error error = error_of(conflict, doing(access, request_).c_str(), &array);
-    end_span(trace::SpanOutcome::kFailed, error.what());
-    return error;
+  if (request_.acquire_locked(deadline, &conflict)) {
+    begin(array);
+    return std::nullopt;
   }
+  Error error = error_of(conflict, doing(access(), request_).c_str(), &array);
+  end_span(trace::SpanOutcome::kFailed, error.what());
+  return error;
+}
+
+inline void Lease::begin(const Array& array) {
   trace::mark(request_.span, trace::key_of(&request_), trace::kReady);
-  if (!accepts_failure_ && storage.region().has_failures.load(std::memory_order_relaxed)) {
-    if (const Ref<Failure> failure = impl::failure_of(request_)) {
-      end_span(trace::SpanOutcome::kFailed, "the memory holds no value");
-      impl::release(request_, false);
-      throw OpFailure(failure);
-    }
-  }
+  Storage& storage = array.storage();
+  if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+    check_failures();
   storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
   if (is_logged()) [[unlikely]]
     log_view_beside(part_, request_);
-  return std::nullopt;
+}
+
+void Lease::check_failures() {
+  const Ref<Failure> failure = accepts_failure_ ? Ref<Failure>() : impl::failure_of(request_);
+  if (!failure) return;
+  end_span(trace::SpanOutcome::kFailed, "the memory holds no value");
+  impl::release(request_, false);
+  throw OpFailure(failure);
 }
 
 bool Lease::request(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site,

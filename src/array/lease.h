@@ -37,7 +37,10 @@ class Lease {
   // The same, but returns a conflict instead of throwing it, because throwing takes longer than the rest of
   // the recovery from a death.
   std::optional<Error> try_acquire(const Array& array, Access access, const LeaseFlags& flags, Actor owner,
-                                   const char* site, const Deadline& deadline);
+                                   const char* site, const Deadline& deadline) {
+    describe(array, access, flags, owner, site);
+    return acquire_described(array, deadline);
+  }
 
   // Does not wait. True: it is held. False: done(context) is called once, from any thread, when it has been
   // granted, and check() then says whether it is held; before that, only cancel() is allowed. Fails as
@@ -72,10 +75,42 @@ class Lease {
   bool fail(std::string_view message);
   void detach() noexcept { impl::detach(request_); }
 
+  // False for zero memory.
+  bool is_constructed() const noexcept { return request_.kind == HolderKind::kLease; }
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
  private:
-  void describe(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site);
+  // Inline, so that what the caller knows need not be stored for it.
+  void describe(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site) {
+    if (access == Access::kWrite && array.is_readonly()) [[unlikely]]
+      refuse_write(array, flags.is_wait);
+    part_.home = &array.storage().home();
+    part_.extent = array.extent();
+    part_.access = access;
+    part_.is_overwrite = flags.is_overwrite && array.is_dense();
+    part_.grant = flags.grant;
+    request_.parts = {&part_, array.size() != 0 ? size_t{1} : 0};
+    request_.ignores_dead_owner = flags.ignores_dead_owner;
+    request_.heeds_gate_timeout = flags.heeds_gate_timeout;
+    request_.is_detached.store(false, std::memory_order_relaxed);
+    accepts_failure_ = flags.accepts_failure;
+    request_.owner = owner;
+    request_.site = site;
+    request_.name = nullptr;
+    request_.since_ms = coarse_now_ms();
+    request_.span = trace::kNoSpan;
+    if (flags.is_wait) {
+      request_.name = access == Access::kWrite ? "wait_to_write" : "wait_to_read";
+    } else if (trace::is_on()) [[unlikely]] {
+      begin_span(array, site);
+    }
+  }
+  [[noreturn, gnu::cold]] static void refuse_write(const Array& array, bool is_wait);
+  std::optional<Error> acquire_described(const Array& array, const Deadline& deadline);
+  [[gnu::noinline]] std::optional<Error> acquire_locked(const Array& array, const Deadline& deadline);
+  // After the grant.
+  void begin(const Array& array);
+  [[gnu::cold]] void check_failures();
   [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;
   void end_span(trace::SpanOutcome outcome, std::string_view note = {}) noexcept {
     trace::close(request_.span, trace::key_of(&request_), outcome, note);

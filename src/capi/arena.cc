@@ -115,7 +115,7 @@ tenon_status tenon_arena_use(tenon_arena* arena, const char* layout, const tenon
     not_null(layout, "layout");
     const LeaseRequest request = lease_request(lease, options, "tenon_arena_use");
     const int32_t index = index_of(*unwrap(arena), layout);
-    unwrap(arena)->use(new (lease) Lease, index, request.access, request.flags, request.owner, options->site,
+    unwrap(arena)->use(lease_in(lease), index, request.access, request.flags, request.owner, options->site,
                        Deadline(options->timeout_ns));
   });
 }
@@ -128,8 +128,8 @@ tenon_status tenon_arena_request(tenon_arena* arena, const tenon_lease_options* 
     const LeaseRequest request = lease_request(lease, options, "tenon_arena_request");
     not_null(reinterpret_cast<const void*>(done), "done");
     not_null(is_granted, "is_granted");
-    const bool is_held = unwrap(arena)->request(new (lease) Lease, request.access, request.flags,
-                                                request.owner, options->site, done, context);
+    const bool is_held = unwrap(arena)->request(lease_in(lease), request.access, request.flags, request.owner,
+                                                options->site, done, context);
     *is_granted = is_held ? 1 : 0;
   });
 }

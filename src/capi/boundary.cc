@@ -29,15 +29,21 @@ tenon_status report(tenon_error* error, tenon_status status, const char* message
   return status;
 }
 
-void check_struct_size(uint32_t given, size_t least, const char* name) {
-  if (given < least) {
-    throw_error(Code::kValue, name, ".struct_size is ", given, ": set it to sizeof(", name, "), at least ",
-                least);
-  }
+void refuse::struct_size(uint32_t given, size_t least, const char* name) {
+  throw_error(Code::kValue, name, ".struct_size is ", given, ": set it to sizeof(", name, "), at least ",
+              least);
 }
 
-void check_flags(uint32_t flags, uint32_t known, const char* function) {
-  if ((flags & ~known) != 0) throw_error(Code::kValue, function, ": unknown flags ", flags & ~known);
+void refuse::flags(uint32_t unknown, const char* function) {
+  throw_error(Code::kValue, function, ": unknown flags ", unknown);
+}
+
+void refuse::null(const char* name) { throw_error(Code::kValue, name, " must not be NULL"); }
+
+void refuse::held_lease() { throw_error(Code::kValue, "the lease is held already: release it first"); }
+
+void refuse::access(int32_t access) {
+  throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");
 }
 
 void check_stream(int64_t stream) {
@@ -62,13 +68,6 @@ OnHost on_host_from(int32_t on_conflict) {
     default: break;
   }
   throw_error(Code::kValue, "on_conflict is ", on_conflict, ": it must be one of TENON_CONFLICT_*");
-}
-
-Access checked_access(int32_t access) {
-  if (access != TENON_READ && access != TENON_WRITE) {
-    throw_error(Code::kValue, "access is ", access, ": it must be TENON_READ (0) or TENON_WRITE (1)");
-  }
-  return static_cast<Access>(access);
 }
 
 }  // namespace tenon::impl::capi

@@ -7,6 +7,7 @@
 #include <new>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "array/array.h"
 #include "base/error.h"
@@ -24,11 +25,26 @@ inline tenon_status report(tenon_error* error, const Error& e) noexcept {
   return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
 }
 
+// The errors of the checks below. Out of line, so that what they need is not prepared by each entry point.
+namespace refuse {
+[[noreturn, gnu::cold]] void struct_size(uint32_t given, size_t least, const char* name);
+[[noreturn, gnu::cold]] void flags(uint32_t unknown, const char* function);
+[[noreturn, gnu::cold]] void null(const char* name);
+[[noreturn, gnu::cold]] void access(int32_t access);
+[[noreturn, gnu::cold]] void held_lease();
+}  // namespace refuse
+
 // Fails with kValue if a struct of the caller is shorter than least.
-void check_struct_size(uint32_t given, size_t least, const char* name);
+inline void check_struct_size(uint32_t given, size_t least, const char* name) {
+  if (given < least) [[unlikely]]
+    refuse::struct_size(given, least, name);
+}
 
 // Fails with kValue for bits outside of known.
-void check_flags(uint32_t flags, uint32_t known, const char* function);
+inline void check_flags(uint32_t flags, uint32_t known, const char* function) {
+  if ((flags & ~known) != 0) [[unlikely]]
+    refuse::flags(flags & ~known, function);
+}
 
 // Fails with kValue for numbers that are no stream of DLPack.
 void check_stream(int64_t stream);
@@ -36,7 +52,8 @@ void check_stream(int64_t stream);
 // Fails with kValue for null.
 template <class T>
 T* not_null(T* pointer, const char* name) {
-  if (pointer == nullptr) throw_error(Code::kValue, name, " must not be NULL");
+  if (pointer == nullptr) [[unlikely]]
+    refuse::null(name);
   return pointer;
 }
 
@@ -59,7 +76,11 @@ extern constinit thread_local Fault fault;  // constinit: UBSan of g++ 12 misrea
 #endif
 
 // Fails with kValue for anything but TENON_READ and TENON_WRITE.
-Access checked_access(int32_t access);
+inline Access checked_access(int32_t access) {
+  if (access != TENON_READ && access != TENON_WRITE) [[unlikely]]
+    refuse::access(access);
+  return static_cast<Access>(access);
+}
 
 // Fails with kValue for anything but TENON_CONFLICT_*.
 OnHost on_host_from(int32_t on_conflict);
@@ -67,6 +88,7 @@ OnHost on_host_from(int32_t on_conflict);
 // Sets the next result of tenon_failure_last() in this thread; null: none.
 void remember_failure(Ref<Failure> failure) noexcept;
 
+// body: returns nothing, or a status.
 template <class Body>
 tenon_status guarded(tenon_error* error, Body&& body) noexcept {
   try {
@@ -75,8 +97,12 @@ tenon_status guarded(tenon_error* error, Body&& body) noexcept {
 #endif
     if (is_second_copy) [[unlikely]]
       refuse_second_copy();
-    body();
-    return TENON_OK;
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return TENON_OK;
+    } else {
+      return body();
+    }
   } catch (const OpFailure& e) {
     remember_failure(e.failure());
     return report(error, TENON_ERR_OP, e.what(), e.op_code());

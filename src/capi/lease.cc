@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <new>
-#include <optional>
 #include <string>
 
 #include "capi/boundary.h"
@@ -33,18 +31,6 @@ void describe(const Holder& from, int64_t now_ms, tenon_holder* to) noexcept {
   std::memcpy(to->site, from.site, std::strlen(from.site));
 }
 
-Actor owner_in(const tenon_lease_options& options) {
-  const Actor self = actor_of_task(options.task);
-  if (options.thread == 0 || options.thread == self.number) return self;
-  const uint32_t id = thread_id_of(options.thread);
-  if (id == 0) {
-    throw_error(
-        Code::kValue, "the lease is for thread ", options.thread,
-        ", which has not called Tenon yet, or has ended: let that thread take it, or make a call first");
-  }
-  return {id, options.thread, options.task};
-}
-
 // Set once, when the language binding is loaded.
 void (*given_finder)(const tenon_holder*, const void*, const void*, char*, size_t) = nullptr;
 
@@ -58,6 +44,18 @@ void call_finder(const Holder& holder, char* text, size_t size) noexcept {
 }  // namespace
 
 namespace tenon::impl::capi {
+
+Actor owner_on_thread(const tenon_lease_options& options) {
+  const Actor self = actor_of_task(options.task);
+  if (options.thread == self.number) return self;
+  const uint32_t id = thread_id_of(options.thread);
+  if (id == 0) {
+    throw_error(
+        Code::kValue, "the lease is for thread ", options.thread,
+        ", which has not called Tenon yet, or has ended: let that thread take it, or make a call first");
+  }
+  return {id, options.thread, options.task};
+}
 
 int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept {
   if (text == nullptr) size = 0;
@@ -74,34 +72,20 @@ int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept {
   return is_waiting ? 1 : 0;
 }
 
-LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options* options, const char* function) {
-  not_null(lease, "lease");
-  not_null(options, "options");
-  check_struct_size(options->struct_size, sizeof *options, "tenon_lease_options");
-  check_flags(options->flags, TENON_OVERWRITE | TENON_IGNORE_OWNER_DIED, function);
-  if (::unwrap(lease)->is_held()) throw_error(Code::kValue, "the lease is held already: release it first");
-  LeaseFlags flags;
-  flags.is_overwrite = (options->flags & TENON_OVERWRITE) != 0;
-  flags.ignores_dead_owner = (options->flags & TENON_IGNORE_OWNER_DIED) != 0;
-  flags.heeds_gate_timeout = options->timeout_ns == TENON_DEFAULT_TIMEOUT;
-  return {checked_access(options->access), flags, owner_in(*options)};
-}
-
 }  // namespace tenon::impl::capi
 
 extern "C" {
 
 tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
                                  tenon_error* error) {
-  std::optional<Error> refused;
-  const tenon_status status = guarded(error, [&] {
+  return guarded(error, [&]() -> tenon_status {
     not_null(array, "array");
     const LeaseRequest request = lease_request(lease, options, "tenon_lease_acquire");
-    auto* const fresh = new (lease) Lease;
-    refused = fresh->try_acquire(*capi::unwrap(array), request.access, request.flags, request.owner,
-                                 options->site, Deadline(options->timeout_ns));
+    const auto refused =
+        lease_in(lease)->try_acquire(*capi::unwrap(array), request.access, request.flags, request.owner,
+                                     options->site, Deadline::from_first_look(options->timeout_ns));
+    return refused ? capi::report(error, *refused) : TENON_OK;
   });
-  return refused ? capi::report(error, *refused) : status;
 }
 
 tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const tenon_lease_options* options,
@@ -112,9 +96,8 @@ tenon_status tenon_lease_request(tenon_lease* lease, tenon_array* array, const t
     const LeaseRequest request = lease_request(lease, options, "tenon_lease_request");
     not_null(reinterpret_cast<const void*>(done), "done");
     not_null(is_granted, "is_granted");
-    auto* const fresh = new (lease) Lease;
-    const bool is_held = fresh->request(*capi::unwrap(array), request.access, request.flags, request.owner,
-                                        options->site, done, context);
+    const bool is_held = lease_in(lease)->request(*capi::unwrap(array), request.access, request.flags,
+                                                  request.owner, options->site, done, context);
     *is_granted = is_held ? 1 : 0;
   });
 }

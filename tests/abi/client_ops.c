@@ -190,6 +190,40 @@ static void requests(void) {
   tenon_array_release(array);
 }
 
+/* A lease is used again after any use, also at another address: nothing remains of the last use. */
+static void reused_leases(void) {
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease lease = TENON_LEASE_INIT, nested = TENON_LEASE_INIT, moved;
+  tenon_lease_options options = lease_for(TENON_WRITE);
+  tenon_array *array = client_counting(2, 2), *empty = client_counting(0, 2);
+  int32_t is_granted = 0;
+  int called = 0;
+  options.timeout_ns = 0;
+  OK(tenon_lease_acquire(&lease, array, &options, &error));
+  tenon_lease_detach(&lease);
+  CHECK(tenon_lease_release(&lease) == 0);
+  OK(tenon_lease_acquire(&lease, array, &options, &error));
+  OK(tenon_lease_acquire(&nested, array, &options, &error)); /* it has an owner again, this thread */
+  CHECK(tenon_lease_release(&nested) == 0 && tenon_lease_release(&lease) == 0);
+  OK(tenon_lease_acquire(&lease, empty, &options, &error));
+  CHECK(tenon_lease_release(&lease) == 0);
+  OK(tenon_lease_acquire(&lease, array, &options, &error));
+  CHECK(tenon_array_holders(array, 0, NULL) == 1);
+  CHECK(tenon_lease_release(&lease) == 0);
+  OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 1 && tenon_lease_release(&lease) == 0);
+  moved = lease;
+  memset(&lease, 0, sizeof lease);
+  OK(tenon_lease_acquire(&moved, array, &options, &error));
+  CHECK(tenon_array_holders(array, 0, NULL) == 1);
+  OK(tenon_lease_acquire(&lease, array, &options, &error));
+  CHECK(tenon_array_holders(array, 0, NULL) == 2);
+  CHECK(tenon_lease_release(&lease) == 0 && tenon_lease_release(&moved) == 0);
+  CHECK(tenon_array_holders(array, 0, NULL) == 0 && called == 0);
+  tenon_array_release(empty);
+  tenon_array_release(array);
+}
+
 /* Bodies that are recorded run in their order in each replay, and fail together. */
 static void recordings(void) {
   tenon_error error = TENON_ERROR_INIT;
@@ -573,6 +607,7 @@ void client_ops(void) {
   calls();
   failed_leases();
   requests();
+  reused_leases();
   recordings();
   arrays_of_recordings();
   reports_of_tasks();
