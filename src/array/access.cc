@@ -117,6 +117,42 @@ void check_value(const Array& array) {
   }
 }
 
+namespace {
+
+// array: for messages; may be null.
+[[gnu::noinline]] void wait_to_open(View& view, bool may_weaken, const Array* array) {
+  const Ref<Array> keep =
+      Ref<Array>::share(const_cast<Array*>(array));  // the caller's may be released meanwhile
+  const Access access = view.access;
+  Conflict conflict;
+  if (!impl::open_view(view, may_weaken, Deadline(-1), &conflict))
+    throw_conflict(conflict, infinitive(access), array);
+}
+
+// Requires that the storage lives until the view is closed.
+void open_in(Storage& storage, Extent extent, View& view, Access access, const char* site, bool may_weaken,
+             const Array* array) {
+  view.home = &storage.home();
+  const bool is_empty = extent.begin == extent.end;
+  view.extent.begin = is_empty ? 0 : extent.begin;
+  view.extent.end = is_empty ? 0 : extent.end;  // 0 to 0 conflicts with no request
+  view.access = access;
+  view.site = site;
+  if (try_open_view(view, may_weaken, nullptr) != Appended::kGranted) [[unlikely]]
+    wait_to_open(view, may_weaken, array);
+  if (view.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return;
+  const Ref<Failure> failure = impl::failure_of(storage.home(), extent);
+  if (!failure) return;
+  impl::close_view(view);
+  throw OpFailure(failure);
+}
+
+}  // namespace
+
+void open_view_of(const Array& array, View& view, Access access, const char* site) {
+  open_in(array.storage(), array.extent(), view, access, site, false, &array);
+}
+
 HostView::HostView(Storage& storage, Access access) {
   const auto begin = reinterpret_cast<uintptr_t>(storage.data());
   open(storage, {begin, begin + storage.nbytes()}, access, nullptr, false, nullptr);
@@ -143,27 +179,10 @@ bool HostView::close(Request& rest) noexcept {
 
 void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
                     const Array* array) {
-  view_.home = &storage.home();
-  view_.extent = extent.begin != extent.end ? extent : Extent{0, 0};  // which conflicts with no request
-  view_.access = access;
-  view_.site = site;
-  if (try_open_view(view_, may_weaken, nullptr) != Appended::kGranted) [[unlikely]]
-    wait_to_open(access, may_weaken, array);
-  storage.retain();
-  storage_.store(&storage, std::memory_order_relaxed);
-  if (view_.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return;
-  const Ref<Failure> failure = impl::failure_of(storage.home(), extent);
-  if (!failure) return;
-  close();
-  throw OpFailure(failure);
-}
-
-void HostView::wait_to_open(Access access, bool may_weaken, const Array* array) {
-  const Ref<Array> keep =
-      Ref<Array>::share(const_cast<Array*>(array));  // the caller's may be released meanwhile
-  Conflict conflict;
-  if (!impl::open_view(view_, may_weaken, Deadline(-1), &conflict))
-    throw_conflict(conflict, infinitive(access), array);
+  // During a wait the caller's array may be released.
+  Ref<Storage> kept = Ref<Storage>::share(&storage);
+  open_in(storage, extent, view_, access, site, may_weaken, array);
+  storage_.store(kept.detach(), std::memory_order_relaxed);
 }
 
 void HostView::close() noexcept {

@@ -27,6 +27,10 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array);
 // Fails with kOp if the bytes hold no value, because the op that should write them has failed.
 void check_value(const Array& array);
 
+// For a view whose owner keeps the array alive and closes it once, with close_view(). Fails as HostView::open,
+// and leaves the view closed then.
+void open_view_of(const Array& array, View& view, Access access, const char* site);
+
 // A view of the ordinary code of the process. Never moves while it is open; keeps the storage alive.
 // Threads: close() from any, any number of times.
 class HostView {
@@ -58,10 +62,8 @@ class HostView {
   Access access() const noexcept { return view_.access; }
 
  private:
-  // array: for messages; may be null.
   void open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
             const Array* array);
-  [[gnu::noinline]] void wait_to_open(Access access, bool may_weaken, const Array* array);
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while open
   View view_;

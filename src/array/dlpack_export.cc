@@ -29,11 +29,11 @@ DLTensor describe(const Array& array) {
 template <class Tensor>
 struct Export {
   Tensor tensor;
-  Ref<Array> array;
-  HostView view;
+  const Ref<Array> array;
+  View view;
 
   Export(Array& source, uint32_t flags, const char* site) : tensor{}, array(Ref<Array>::share(&source)) {
-    view.open(source, (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite, site);
+    open_view_of(source, view, (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite, site);
     tensor.dl_tensor = describe(source);
     tensor.manager_ctx = this;
     tensor.deleter = [](Tensor* self) {
@@ -42,6 +42,7 @@ struct Export {
   }
   Export(const Export&) = delete;
   Export& operator=(const Export&) = delete;
+  ~Export() { close_view(view); }
 };
 
 // What a consumer has submitted to its stream when its export ends. It stands in the queue until it is done.
