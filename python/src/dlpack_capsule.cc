@@ -2,7 +2,6 @@
 #include "dlpack_capsule.h"
 
 #include "owners.h"
-#include "sites.h"
 
 namespace tenon::python {
 namespace {
@@ -33,15 +32,15 @@ nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor des
 
 }  // namespace
 
-nb::object versioned_capsule(const Array& array, uint32_t flags, int64_t stream) {
+nb::object versioned_capsule(tenon_array* array, uint32_t flags, const char* site, int64_t stream) {
   DLManagedTensorVersioned* tensor = nullptr;
-  call(tenon_array_to_dlpack_on, array.get(), flags, stream, current_site(), &tensor);
+  call(tenon_array_to_dlpack_on, array, flags, stream, site, &tensor);
   return capsule_of(tensor, kVersionedName, free_versioned);
 }
 
-nb::object legacy_capsule(const Array& array, uint32_t flags, int64_t stream) {
+nb::object legacy_capsule(tenon_array* array, uint32_t flags, const char* site, int64_t stream) {
   DLManagedTensor* tensor = nullptr;
-  call(tenon_array_to_dlpack_legacy_on, array.get(), flags, stream, current_site(), &tensor);
+  call(tenon_array_to_dlpack_legacy_on, array, flags, stream, site, &tensor);
   nb::object capsule = capsule_of(tensor, kLegacyName, free_legacy);
   const bool is_for_read = (flags & TENON_EXPORT_FOR_READ) != 0;
   check_python(PyCapsule_SetContext(capsule.ptr(), is_for_read ? &for_read : &for_write));
@@ -61,11 +60,16 @@ Pair pair_from(PyObject* object, const char* what) {
   bool is_pair = PyTuple_Check(object) && PyTuple_Size(object) == 2;
   for (Py_ssize_t i = 0; is_pair && i < 2; ++i) {
     PyObject* const item = PyTuple_GetItem(object, i);
-    is_pair = PyIndex_Check(item) != 0;
-    if (!is_pair) break;
-    const nb::object integer = owned(PyNumber_Index(item));
     int overflow = 0;
-    const int64_t number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
+    int64_t number = 0;
+    if (PyLong_CheckExact(item)) [[likely]] {
+      number = PyLong_AsLongLongAndOverflow(item, &overflow);
+    } else {
+      is_pair = PyIndex_Check(item) != 0;
+      if (!is_pair) break;
+      const nb::object integer = owned(PyNumber_Index(item));
+      number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
+    }
     (i == 0 ? pair.first : pair.second) = overflow == 0 ? number : overflow > 0 ? INT64_MAX : INT64_MIN;
     is_pair = i == 0 || overflow == 0;  // a first one out of range is an unknown device or version
   }

@@ -8,6 +8,7 @@
 #include "elements.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
+#include "sites.h"
 #include "values.h"
 
 namespace tenon::python {
@@ -38,13 +39,18 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
           device_name(device).ptr());
   }
   const bool is_copy = to_host || (is_given(copy) && may_copy);
-  Array array = share(self);
-  if (is_copy) array = to_host ? on_host(array) : copied(array);
-  const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
   // Without a stream, the consumer of managed memory is the host.
-  const bool is_ordered = is_on_device(array) || (is_given(stream) && has_streams(desc_of(self).device));
+  const bool is_ordered = !to_host && (is_on_device(device) || (is_given(stream) && has_streams(device)));
   const int64_t order = is_ordered ? stream_from(stream) : TENON_STREAM_NONE;
-  return (is_versioned ? versioned_capsule(array, flags, order) : legacy_capsule(array, flags, order))
+  const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
+  const char* const site = current_site();
+  Array copy_of_self;
+  if (is_copy) copy_of_self = to_host ? on_host(share(self)) : copied(share(self));
+  // Read last, because code of other threads may exchange the arrays of NDArrays. The C library takes a
+  // reference before it waits.
+  tenon_array* const array = is_copy ? copy_of_self.get() : array_of(self);
+  return (is_versioned ? versioned_capsule(array, flags, site, order)
+                       : legacy_capsule(array, flags, site, order))
       .release()
       .ptr();
 }
@@ -59,12 +65,14 @@ PyObject* dlpack_device(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject
 
 PyObject* to_dlpack_for_read(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
   if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_read() takes no arguments");
-  return legacy_capsule(share(self), TENON_EXPORT_FOR_READ, stream_from(nullptr)).release().ptr();
+  const char* const site = current_site();
+  return legacy_capsule(array_of(self), TENON_EXPORT_FOR_READ, site, stream_from(nullptr)).release().ptr();
 }
 
 PyObject* to_dlpack_for_write(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
   if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_write() takes no arguments");
-  return legacy_capsule(share(self), 0, stream_from(nullptr)).release().ptr();
+  const char* const site = current_site();
+  return legacy_capsule(array_of(self), 0, site, stream_from(nullptr)).release().ptr();
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, Fi
   }
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
   if (exchange.table == nullptr) {
-    return torch_module().attr("from_dlpack")(versioned_capsule(array, flags));
+    return torch_module().attr("from_dlpack")(versioned_capsule(array.get(), flags, current_site()));
   }
   void* tensor = nullptr;
   DLManagedTensorVersioned* const exported = array.to_dlpack(flags, find_site());

@@ -23,7 +23,8 @@ int export_object(void* object, DLManagedTensorVersioned** out) noexcept {
     if (!is_ndarray(array)) raise(PyExc_TypeError, "the exchange table of NDArray was given %R", array);
     const tenon_device device = desc_of(array).device;
     const int64_t stream = is_on_device(device) ? own_stream(device) : TENON_STREAM_NONE;
-    call(tenon_array_to_dlpack_on, array_of(array), 0u, stream, current_site(), out);
+    const char* const site = current_site();  // first: it may run Python code, which may exchange the array
+    call(tenon_array_to_dlpack_on, array_of(array), 0u, stream, site, out);
     return 0;
   });
 }
