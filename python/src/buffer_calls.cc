@@ -283,7 +283,12 @@ struct BufferWait {
 
 void BufferCall::begin(const BufferUse& use, const Caller& caller) noexcept {
   if (caller.frame == nullptr || use.begin == use.end) return;
-  use_ = use;
+  // One by one: a copy by words twice as wide would have to wait until the caller's stores are done.
+  use_.array = use.array;
+  use_.begin = use.begin;
+  use_.end = use.end;
+  use_.access = use.access;
+  use_.site = use.site;
   caller_ = caller;
   thread_ = PyThread_get_thread_ident();
   BufferCalls::link(this);

@@ -55,7 +55,7 @@ constinit ObjectPool<size_of_export(kFewAxes)> exports;
 BufferExport* make_export(size_t ndim) {
   void* const memory = ndim <= kFewAxes ? exports.take() : ::operator new(size_of_export(ndim));
   auto* const made = static_cast<BufferExport*>(memory);
-  made->view = TENON_VIEW_INIT;
+  prepare(made->view);
   new (&made->call) BufferCall;
   made->ndim = ndim;
   return made;
@@ -139,15 +139,15 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   std::unique_ptr<BufferExport, FreeExport> held(make_export(ndim));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   const auto data = reinterpret_cast<uintptr_t>(desc.data);
-  BufferCall::BufferUse use{self, data, data, wants(flags, PyBUF_WRITABLE) ? Access::kWrite : Access::kRead,
-                            nullptr};
+  uintptr_t begin = data;
+  uintptr_t end = data;
   for (size_t i = 0; i < ndim; ++i) {
     held->dims[i] = desc.shape[i];
     held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
     const int64_t span = (held->dims[i] - 1) * held->dims[ndim + i];
-    (span < 0 ? use.begin : use.end) += static_cast<uintptr_t>(span);
+    (span < 0 ? begin : end) += static_cast<uintptr_t>(span);
   }
-  use.end = desc.size != 0 ? use.end + desc.itemsize : use.begin;
+  end = desc.size != 0 ? end + desc.itemsize : begin;
   const bool has_shape = wants(flags, PyBUF_ND);
   const bool has_axes = ndim > 0;  // without axes PEP 3118 has NULL for shape and strides
   buffer->buf = desc.data;
@@ -162,10 +162,11 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
                          : wants(flags, PyBUF_WRITABLE)     ? TENON_WRITE
                                                             : TENON_WRITE_OR_READ;
   Caller caller;
-  use.site = site_and_caller(&caller);
+  const char* const site = site_and_caller(&caller);
   const uint64_t waits = n_waits;
-  call(tenon_view_open, &held->view, array_of(self), wanted, use.site);
-  held->call.begin(use, caller);
+  call(tenon_view_open, &held->view, array_of(self), wanted, site);
+  const Access access = wants(flags, PyBUF_WRITABLE) ? Access::kWrite : Access::kRead;
+  held->call.begin({self, begin, end, access, site}, caller);
   if (n_waits != waits) [[unlikely]]
     renew(*held);
   buffer->readonly = tenon_view_access(&held->view) == TENON_READ ? 1 : 0;
@@ -183,7 +184,8 @@ Refused& refused = *new Refused;  // under the GIL; never destroyed, because the
 
 int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   buffer->obj = nullptr;
-  refused = {};
+  if (refused.array != nullptr) [[unlikely]]
+    refused = {};
   return guarded([&] {
     try {
       fill_buffer(self, buffer, flags);

@@ -131,6 +131,7 @@ void check_movable(PyArrayObject* x) {
 LendMode mode_from(PyObject* text) {
   static Name readonly("readonly"), writable("writable"), move("move");
   if (text == readonly.get()) return LendMode::kReadonly;
+  if (text == writable.get()) return LendMode::kWritable;
   if (PyUnicode_Check(text)) {
     if (PyUnicode_Compare(text, readonly.get()) == 0) return LendMode::kReadonly;
     if (PyUnicode_Compare(text, writable.get()) == 0) return LendMode::kWritable;

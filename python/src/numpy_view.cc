@@ -44,7 +44,7 @@ tenon_view& view_in(PyObject* holder) noexcept { return reinterpret_cast<ViewHol
 
 nb::object holder_for(const Array& array, int32_t access, const char* site) {
   const nb::object holder = owned(reinterpret_cast<PyObject*>(PyObject_New(ViewHolder, view_holder_type)));
-  view_in(holder.ptr()) = TENON_VIEW_INIT;
+  prepare(view_in(holder.ptr()));
   call(tenon_view_open, &view_in(holder.ptr()), array.get(), access, site);
   return holder;
 }
@@ -157,7 +157,7 @@ RootedView rooted_numpy_view(const Array& array, bool is_readonly, const char* s
   nb::object holder;
   if (result.root.is_valid()) {
     holder = nb::borrow(fields_of(result.root).base);
-    view_in(holder.ptr()) = TENON_VIEW_INIT;
+    prepare(view_in(holder.ptr()));
     call(tenon_view_open, &view_in(holder.ptr()), array.get(), access, site);
   } else {
     holder = holder_for(array, access, site);

@@ -91,7 +91,7 @@ void check_data(const Layout& layout) {
     throw_error(Code::kValue, "data is NULL for an array of shape ", shape_text(layout.shape));
   }
   const uint32_t alignment = layout.dtype.alignment();
-  const auto offset = reinterpret_cast<uintptr_t>(layout.data) % alignment;
+  const auto offset = reinterpret_cast<uintptr_t>(layout.data) & (alignment - 1);  // a power of two
   if (offset != 0) {
     throw_error(Code::kBuffer, "address ", address_text(layout.data), " is not aligned for ",
                 layout.dtype.name(), ": it lies ", static_cast<uint64_t>(offset),
