@@ -15,8 +15,8 @@ inline constexpr const char* kLegacyName = "dltensor";
 inline constexpr const char* kUsedVersionedName = "used_dltensor_versioned";
 inline constexpr const char* kUsedLegacyName = "used_dltensor";
 
-// A capsule with a reference of its own to the array. flags: TENON_EXPORT_*. site: as that of a view. A capsule
-// that is not consumed gives the tensor back.
+// A capsule with a reference of its own to the array. flags: TENON_EXPORT_*. site: as that of a view. A
+// capsule that is not consumed gives the tensor back.
 // stream: of the consumer, for memory on a device (devices.h); otherwise it has no effect.
 nb::object versioned_capsule(tenon_array* array, uint32_t flags, const char* site,
                              int64_t stream = TENON_STREAM_NONE);

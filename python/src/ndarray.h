@@ -29,7 +29,7 @@ inline const tenon_array_desc& desc_of(PyObject* object) noexcept {
 inline Array share(PyObject* object) noexcept { return Array::share(array_of(object)); }
 
 // Prepares new memory for tenon_view_open(), which looks at the first word only and sets the others. Clearing
-// all of it (TENON_VIEW_INIT) is one `rep stos` of the compiler, which takes longer than tenon_view_close().
+// all of it (TENON_VIEW_INIT) is compiled to `rep stos`, which is slow for so few bytes.
 inline void prepare(tenon_view& view) noexcept { view.reserved[0] = nullptr; }
 
 // Swaps the arrays of two NDArrays. Requires the GIL. Code that may release the GIL while it uses the array

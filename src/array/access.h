@@ -27,8 +27,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array);
 // Fails with kOp if the bytes hold no value, because the op that should write them has failed.
 void check_value(const Array& array);
 
-// For a view whose owner keeps the array alive and closes it once, with close_view(). Fails as HostView::open,
-// and leaves the view closed then.
+// For a view whose owner keeps the array alive, and closes the view once, with close_view(). Fails as
+// HostView::open, and leaves the view closed then.
 void open_view_of(const Array& array, View& view, Access access, const char* site);
 
 // A view of the ordinary code of the process. Never moves while it is open; keeps the storage alive.
