@@ -281,7 +281,7 @@ struct BufferWait {
 
 }  // namespace
 
-void BufferCall::begin(const BufferUse& use, const Caller& caller) noexcept {
+[[gnu::hot]] void BufferCall::begin(const BufferUse& use, const Caller& caller) noexcept {
   if (caller.frame == nullptr || use.begin == use.end) return;
   // One by one: a copy by words twice as wide would have to wait until the caller's stores are done.
   use_.array = use.array;
@@ -296,7 +296,7 @@ void BufferCall::begin(const BufferUse& use, const Caller& caller) noexcept {
 
 void BufferCall::unlink() noexcept { BufferCalls::unlink(this); }
 
-void BufferCall::finish() noexcept {
+[[gnu::hot]] void BufferCall::finish() noexcept {
   unlink();
   Sleeper::wake_all();
 }

@@ -110,7 +110,7 @@ void check_request(PyObject* self, const tenon_array_desc& desc, int flags) {
   }
 }
 
-void close(BufferExport& held) noexcept {
+[[gnu::hot]] void close(BufferExport& held) noexcept {
   held.call.end();
   const owners::Collector collector;
   tenon_view_close(&held.view);
@@ -182,7 +182,7 @@ struct Refused {
 };
 Refused& refused = *new Refused;  // under the GIL; never destroyed, because the interpreter ends before it
 
-int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
+[[gnu::hot]] int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   buffer->obj = nullptr;
   if (refused.array != nullptr) [[unlikely]]
     refused = {};
@@ -206,7 +206,7 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   });
 }
 
-void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
+[[gnu::hot]] void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
   auto* const held = static_cast<BufferExport*>(buffer->internal);
   close(*held);
   free_export(held);

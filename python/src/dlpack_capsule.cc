@@ -32,7 +32,8 @@ nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor des
 
 }  // namespace
 
-nb::object versioned_capsule(tenon_array* array, uint32_t flags, const char* site, int64_t stream) {
+[[gnu::hot]] nb::object versioned_capsule(tenon_array* array, uint32_t flags, const char* site,
+                                          int64_t stream) {
   DLManagedTensorVersioned* tensor = nullptr;
   call(tenon_array_to_dlpack_on, array, flags, stream, site, &tensor);
   return capsule_of(tensor, kVersionedName, free_versioned);
@@ -55,7 +56,7 @@ std::optional<Access> access_of_legacy(nb::handle capsule) {
   return std::nullopt;
 }
 
-Pair pair_from(PyObject* object, const char* what) {
+[[gnu::hot]] Pair pair_from(PyObject* object, const char* what) {
   Pair pair{};
   bool is_pair = PyTuple_Check(object) && PyTuple_Size(object) == 2;
   for (Py_ssize_t i = 0; is_pair && i < 2; ++i) {

@@ -149,14 +149,16 @@ bool is_held(nb::handle frame, PyObject* value, const Position& position) {
 
 }  // namespace
 
-nb::object innermost_frame() noexcept { return new_reference(PyThreadState_GetFrame(PyThreadState_Get())); }
+[[gnu::hot]] nb::object innermost_frame() noexcept {
+  return new_reference(PyThreadState_GetFrame(PyThreadState_Get()));
+}
 
 nb::object back_of(nb::handle frame) noexcept {
   static auto* const get = looked_up<PyFrameObject*(PyFrameObject*)>("PyFrame_GetBack");
   return get != nullptr ? new_reference(get(as_frame(frame))) : nb::object();
 }
 
-Position Position::of(nb::handle frame) noexcept {
+[[gnu::hot]] Position Position::of(nb::handle frame) noexcept {
   static auto* const get_lasti = looked_up<int(PyFrameObject*)>("PyFrame_GetLasti");
   PyFrameObject* const object = as_frame(frame);
   return {reinterpret_cast<PyObject*>(PyFrame_GetCode(object)),

@@ -212,7 +212,7 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
 
 }  // namespace
 
-Array lend_numpy(nb::handle object, LendMode mode, LentBy by) {
+[[gnu::hot]] Array lend_numpy(nb::handle object, LendMode mode, LentBy by) {
   PyArrayObject* const x = as_numpy(object.ptr());
   int64_t strides[NPY_MAXDIMS];
   tenon_adoption adoption;

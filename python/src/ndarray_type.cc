@@ -53,7 +53,7 @@ struct Deferred : owners::Node {
 };
 static_assert(sizeof(Deferred) <= sizeof(NDArray) - offsetof(NDArray, desc));
 
-void free_ndarray(PyObject* self) {
+[[gnu::hot]] void free_ndarray(PyObject* self) {
   auto* const array = reinterpret_cast<NDArray*>(self);
   if (array->weak_references != nullptr) PyObject_ClearWeakRefs(self);
   owners::Collector collector;
@@ -73,7 +73,7 @@ PyMemberDef members[] = {
 
 }  // namespace
 
-PyObject* wrap(Array array) {
+[[gnu::hot]] PyObject* wrap(Array array) {
   owners::drain();
   auto* const object = static_cast<NDArray*>(pool.take());
   PyObject_Init(reinterpret_cast<PyObject*>(object), ndarray_type);

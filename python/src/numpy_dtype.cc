@@ -92,7 +92,7 @@ void import_numpy_api() {
   if (PyArray_ImportNumPyAPI() < 0) nb::raise_python_error();
 }
 
-bool dtype_of_numpy(PyArray_Descr* descr, tenon_dtype* out) noexcept {
+[[gnu::hot]] bool dtype_of_numpy(PyArray_Descr* descr, tenon_dtype* out) noexcept {
   const int number = descr->type_num;
   if (number >= 0 && number <= NPY_HALF) {
     *out = kByNumber[static_cast<size_t>(number)];

@@ -123,7 +123,7 @@ void end_lend(Lender* lender, Writers writers) {
   Py_DECREF(array);
 }
 
-void finish_first(owners::Node* node) {
+[[gnu::hot]] void finish_first(owners::Node* node) {
   auto* const lender = static_cast<Lender*>(node);
   lender->is_over = true;
   end_lend(lender, lender->writers);
@@ -221,7 +221,7 @@ PyObject* lent_base_of(PyObject* x) noexcept {
   return found;
 }
 
-OwnedNode lend(PyObject* x, Writers writers, const Lending& how) {
+[[gnu::hot]] OwnedNode lend(PyObject* x, Writers writers, const Lending& how) {
   const bool is_cleared = writers == Writers::kBorrower;
   OwnedNode node;
   if (Lender* const first = table.find(x)) {

@@ -80,9 +80,11 @@ bool holds_gil() noexcept {
   return state != nullptr && state == PyGILState_GetThisThreadState();
 }
 
-void* Node::operator new(size_t size) { return size <= kNodeSize ? nodes.take() : ::operator new(size); }
+[[gnu::hot]] void* Node::operator new(size_t size) {
+  return size <= kNodeSize ? nodes.take() : ::operator new(size);
+}
 
-void Node::operator delete(void* memory, size_t size) noexcept {
+[[gnu::hot]] void Node::operator delete(void* memory, size_t size) noexcept {
   size <= kNodeSize ? nodes.give(memory) : ::operator delete(memory);
 }
 
@@ -94,7 +96,7 @@ Object::Object(nb::handle owned_object)
       }),
       object(owned_object.inc_ref().ptr()) {}
 
-void release(void* owner) noexcept {
+[[gnu::hot]] void release(void* owner) noexcept {
   auto* const node = static_cast<Node*>(owner);
   if (Collector* const collector = local.current) {
     node->next = std::exchange(collector->nodes_, node);
@@ -109,7 +111,7 @@ void release(void* owner) noexcept {
   }
 }
 
-void drain() {
+[[gnu::hot]] void drain() {
   if (released.load(std::memory_order_relaxed) == nullptr) return;
   Local& here = local;
   if (here.depth >= kMaxDepth) return;
@@ -119,11 +121,11 @@ void drain() {
   --here.depth;
 }
 
-Collector::Collector() noexcept : local_(local), outer_(std::exchange(local_.current, this)) {
+[[gnu::hot]] Collector::Collector() noexcept : local_(local), outer_(std::exchange(local_.current, this)) {
   ++local_.depth;
 }
 
-Collector::~Collector() {
+[[gnu::hot]] Collector::~Collector() {
   local_.current = outer_;
   while (nodes_ != nullptr) {
     Node* const node = std::exchange(nodes_, nodes_->next);

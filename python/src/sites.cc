@@ -105,7 +105,7 @@ const char* site_of_function(nb::handle function) noexcept {
   return current_site();
 }
 
-const char* current_site() noexcept {
+[[gnu::hot]] const char* current_site() noexcept {
   Caller caller;
   return site_and_caller(&caller);
 }
@@ -120,7 +120,7 @@ const char* site_at(nb::handle frame) noexcept {
   }
 }
 
-const char* site_and_caller(Caller* caller) noexcept {
+[[gnu::hot]] const char* site_and_caller(Caller* caller) noexcept {
   const nb::object innermost = innermost_frame();
   if (!innermost.is_valid()) return nullptr;
   // Usually it is a known line of the program itself: then no error can occur.

@@ -130,8 +130,8 @@ namespace {
 }
 
 // Requires that the storage lives until the view is closed.
-void open_in(Storage& storage, Extent extent, View& view, Access access, const char* site, bool may_weaken,
-             const Array* array) {
+[[gnu::hot]] void open_in(Storage& storage, Extent extent, View& view, Access access, const char* site,
+                          bool may_weaken, const Array* array) {
   view.home = &storage.home();
   const bool is_empty = extent.begin == extent.end;
   view.extent.begin = is_empty ? 0 : extent.begin;
@@ -149,7 +149,7 @@ void open_in(Storage& storage, Extent extent, View& view, Access access, const c
 
 }  // namespace
 
-void open_view_of(const Array& array, View& view, Access access, const char* site) {
+[[gnu::hot]] void open_view_of(const Array& array, View& view, Access access, const char* site) {
   open_in(array.storage(), array.extent(), view, access, site, false, &array);
 }
 
@@ -177,15 +177,15 @@ bool HostView::close(Request& rest) noexcept {
   return true;
 }
 
-void HostView::open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
-                    const Array* array) {
+[[gnu::hot]] void HostView::open(Storage& storage, Extent extent, Access access, const char* site,
+                                 bool may_weaken, const Array* array) {
   // During a wait the caller's array may be released.
   Ref<Storage> kept = Ref<Storage>::share(&storage);
   open_in(storage, extent, view_, access, site, may_weaken, array);
   storage_.store(kept.detach(), std::memory_order_relaxed);
 }
 
-void HostView::close() noexcept {
+[[gnu::hot]] void HostView::close() noexcept {
   // If several threads close it, one of them gets the storage.
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return;

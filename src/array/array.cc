@@ -56,7 +56,7 @@ std::string layout_text(const Layout& layout) {
 
 // The range of span bytes that begins low bytes from element 0. Fails if it would leave the address space,
 // because it could not be compared with other ranges. No memory is at address 0.
-Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
+[[gnu::hot]] Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
   const auto data = reinterpret_cast<uintptr_t>(layout.data);
   uintptr_t begin = 0;
   uintptr_t end = 0;
@@ -69,7 +69,7 @@ Bytes checked_bytes(const Layout& layout, int64_t low, uint64_t span) {
 }
 
 // The bytes that the elements of a valid layout touch.
-Bytes touched(const Layout& layout, int64_t size) {
+[[gnu::hot]] Bytes touched(const Layout& layout, int64_t size) {
   const uint32_t itemsize = itemsize_of(layout.dtype, layout.flags);
   if (layout.is_in_c_order() || itemsize == 0) {
     return checked_bytes(layout, 0, packed_nbytes(size, layout.dtype, layout.flags));
@@ -100,7 +100,7 @@ void check_data(const Layout& layout) {
 }
 
 // The checked layout of an adoption, and the number of its elements.
-Layout layout_of(const tenon_adoption& adoption, int64_t* size) {
+[[gnu::hot]] Layout layout_of(const tenon_adoption& adoption, int64_t* size) {
   Layout layout;
   layout.data = static_cast<std::byte*>(adoption.data);
   layout.dtype = adoption.dtype;
@@ -126,7 +126,8 @@ size_t nbytes_of(DType dtype, Dims shape, uint32_t flags) {
   return packed_nbytes(element_count(shape, bits_in_memory(dtype, flags)), dtype, flags);
 }
 
-Array::Array(Ref<Storage> storage, const Layout& layout) noexcept : desc_{}, storage_(std::move(storage)) {
+[[gnu::hot]] Array::Array(Ref<Storage> storage, const Layout& layout) noexcept
+    : desc_{}, storage_(std::move(storage)) {
   auto* const dims = reinterpret_cast<int64_t*>(this + 1);
   const size_t ndim = layout.shape.size();
   uint64_t size = 1;  // may wrap only for arrays without elements, and becomes 0 then
@@ -157,7 +158,7 @@ bool Array::is_dense() const noexcept {
   return span.end - span.begin == desc_.nbytes;
 }
 
-Extent Array::extent() const noexcept {
+[[gnu::hot]] Extent Array::extent() const noexcept {
   auto begin = reinterpret_cast<uintptr_t>(desc_.data);
   if (desc_.size == 0) return {begin, begin};
   if (!is_byte_sized()) return {begin, begin + desc_.nbytes};
@@ -175,7 +176,7 @@ Ref<Array> Array::make(Ref<Storage> storage, const Layout& layout) {
   return Ref<Array>::adopt(new (memory) Array(std::move(storage), layout));
 }
 
-void Array::release() noexcept {
+[[gnu::hot]] void Array::release() noexcept {
   if (!refs_.decrement_unlisted()) return;
   this->~Array();
   ::operator delete(this);
@@ -201,7 +202,7 @@ Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t f
   return make(std::move(storage), layout);
 }
 
-Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
+[[gnu::hot]] Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
   int64_t size = 0;
   const Layout layout = layout_of(adoption, &size);
   const Bytes bytes = size > 0 ? touched(layout, size) : Bytes{layout.data, 0};

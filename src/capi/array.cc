@@ -189,8 +189,8 @@ tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array
                  [&] { *not_null(out, "out") = wrap(copy(*unwrap(not_null(array, "array")), dtype)); });
 }
 
-tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, const char* site,
-                             tenon_error* error) {
+[[gnu::hot]] tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access,
+                                          const char* site, tenon_error* error) {
   return guarded(error, [&] {
     not_null(view, "view");
     const Array& source = *unwrap(not_null(array, "array"));
@@ -209,11 +209,11 @@ tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t acces
   });
 }
 
-int32_t tenon_view_access(const tenon_view* view) {
+[[gnu::hot]] int32_t tenon_view_access(const tenon_view* view) {
   return static_cast<int32_t>(reinterpret_cast<const HostView*>(view)->access());
 }
 
-void tenon_view_close(tenon_view* view) {
+[[gnu::hot]] void tenon_view_close(tenon_view* view) {
   if (view != nullptr) unwrap(view)->close();
 }
 

@@ -52,8 +52,9 @@ tenon_status tenon_array_to_dlpack_legacy(tenon_array* array, uint32_t flags, co
   });
 }
 
-tenon_status tenon_array_to_dlpack_on(tenon_array* array, uint32_t flags, int64_t stream, const char* site,
-                                      DLManagedTensorVersioned** out, tenon_error* error) {
+[[gnu::hot]] tenon_status tenon_array_to_dlpack_on(tenon_array* array, uint32_t flags, int64_t stream,
+                                                   const char* site, DLManagedTensorVersioned** out,
+                                                   tenon_error* error) {
   return guarded(error, [&] {
     not_null(array, "array");
     not_null(out, "out");

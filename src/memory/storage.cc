@@ -146,7 +146,7 @@ bool Storage::is_known(const std::byte* data, size_t nbytes) {
   return KnownMemory::instance().is_known(data, nbytes);
 }
 
-void Storage::release() noexcept {
+[[gnu::hot]] void Storage::release() noexcept {
   if (!refs_.decrement()) return;
   void* const owner = owner_;
   const Deleter deleter = moved_at() == nullptr ? deleter_ : nullptr;

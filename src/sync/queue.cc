@@ -571,7 +571,7 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
   link_front(under != nullptr ? under->views : views_, view);
 }
 
-void Queue::remove_view(View* view, ReadyList* ready) noexcept {
+[[gnu::hot]] void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   const bool is_of_host = view->under == nullptr;
   unlink_from(is_of_host ? views_ : view->under->views, view);
   view->queue = nullptr;

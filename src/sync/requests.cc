@@ -504,7 +504,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
 
 }  // namespace
 
-Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept {
+[[gnu::hot]] Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept {
   view.actor = actor_of_task(0);
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
@@ -518,7 +518,7 @@ Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept
   return result;
 }
 
-void close_view(View& view) noexcept {
+[[gnu::hot]] void close_view(View& view) noexcept {
   ReadyList ready;
   Queue& queue = *view.queue;
   queue.lock.lock();
