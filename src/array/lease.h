@@ -22,7 +22,8 @@ struct LeaseFlags {
   GrantId grant = kNoGrant;      // of gated memory, if this process has it already
 };
 
-// Never moves while it is held or requested; keeps the storage alive.
+// Never moves while it is held or requested; keeps the storage alive. It can be used again after its release:
+// describe() sets everything that an earlier use may have left.
 // Threads: acquire from one; release, fail and detach from any, any number of times.
 class Lease {
  public:
@@ -80,7 +81,7 @@ class Lease {
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
  private:
-  // Inline, so that what the caller knows need not be stored for it.
+  // Inline, so that the flags need not be stored in memory for the call.
   void describe(const Array& array, Access access, const LeaseFlags& flags, Actor owner, const char* site) {
     if (access == Access::kWrite && array.is_readonly()) [[unlikely]]
       refuse_write(array, flags.is_wait);
@@ -92,7 +93,7 @@ class Lease {
     request_.parts = {&part_, array.size() != 0 ? size_t{1} : 0};
     request_.ignores_dead_owner = flags.ignores_dead_owner;
     request_.heeds_gate_timeout = flags.heeds_gate_timeout;
-    request_.is_detached.store(false, std::memory_order_relaxed);
+    request_.begin_again();
     accepts_failure_ = flags.accepts_failure;
     request_.owner = owner;
     request_.site = site;

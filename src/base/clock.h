@@ -41,11 +41,15 @@ class Deadline {
   // The timeout that was given, for messages.
   int64_t timeout_ns() const noexcept { return timeout_ns_; }
   bool is_never() const noexcept { return is_never_; }
-  bool has_passed() const noexcept { return !is_never_ && now_ns() >= at_ns(); }
+  bool has_passed() const noexcept { return left_ns() <= 0; }
   // The same, but does not read the clock if the timeout has not started.
   bool leaves_no_time() const noexcept { return pending_ns_ >= 0 ? pending_ns_ == 0 : has_passed(); }
   // INT64_MAX without a limit.
-  int64_t left_ns() const noexcept { return is_never_ ? INT64_MAX : at_ns() - now_ns(); }
+  int64_t left_ns() const noexcept {
+    if (is_never_) return INT64_MAX;
+    const int64_t at = at_ns();  // first: it may start the timeout
+    return at - now_ns();
+  }
   std::chrono::steady_clock::time_point time_point() const noexcept {
     return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns()));
   }

@@ -656,7 +656,7 @@ Ref<Array> Item::array(int32_t field) {
   Memory memory = slot.memory();
   memory.data += part.offset;
   memory.nbytes = part.nbytes;
-  memory.gate = slot.region().gate();
+  memory.gate = &channel_->segment_->lock(1);
   memory.owner = this;
   memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
   memory.is_readonly = is_readonly_;

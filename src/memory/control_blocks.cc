@@ -34,9 +34,15 @@ void ControlBlocks::give(void* block) noexcept {
 }
 
 void ControlBlocks::add_chunk() {
-  const bool is_huge = chunk_nbytes_ >= kHugePage;
-  void* const chunk = std::aligned_alloc(is_huge ? kHugePage : kAlignment, chunk_nbytes_);
-  if (chunk == nullptr) throw std::bad_alloc();
+  void* chunk = nullptr;
+  bool is_huge = false;
+  while (true) {
+    is_huge = chunk_nbytes_ >= kHugePage;
+    chunk = std::aligned_alloc(is_huge ? kHugePage : kAlignment, chunk_nbytes_);
+    if (chunk != nullptr) break;
+    if (chunk_nbytes_ <= kFirstChunk) throw std::bad_alloc();
+    chunk_nbytes_ /= 2;  // there may be memory for a smaller one
+  }
   // Only advice: the memory works without huge pages, too.
   if (is_huge) (void)madvise(chunk, chunk_nbytes_, MADV_HUGEPAGE);
   next_ = static_cast<std::byte*>(chunk);

@@ -29,7 +29,8 @@ class ControlBlocks {
   Unused* given_ = nullptr;
   std::byte* next_ = nullptr;  // next_..end_ of the last chunk have not been used
   std::byte* end_ = nullptr;
-  size_t chunk_nbytes_ = size_t{8} << 10;  // of the next chunk
+  static constexpr size_t kFirstChunk = size_t{8} << 10;
+  size_t chunk_nbytes_ = kFirstChunk;  // of the next chunk
 };
 
 // The standard allocator on the blocks for one type. Threads: all of its users have the lock of KnownMemory.

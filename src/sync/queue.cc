@@ -364,11 +364,12 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
 
 RequestPart* Queue::part_of(const Request& request, const Extent& extent, Access access) const noexcept {
   RequestPart* weaker = nullptr;
-  for (RequestPart& e : request.parts) {
+  for (size_t i = request.parts.size(); i-- > 0;) {
+    RequestPart& e = request.parts[i];
     if (!e.is_appended || e.queue != this || !e.is_queued || e.needs_grant || !e.extent.overlaps(extent))
       continue;
     if (allows(e, extent, access)) return &e;
-    weaker = &e;
+    if (weaker == nullptr) weaker = &e;
   }
   return weaker;
 }

@@ -149,6 +149,13 @@ class Request {
   virtual void hold() noexcept {}
   virtual void drop() noexcept {}
 
+  // For a request that is used again: forgets what append() and the gates have set in its last use.
+  void begin_again() noexcept {
+    missing.store(0, std::memory_order_relaxed);
+    is_detached.store(false, std::memory_order_relaxed);
+    is_gated = waits_at_gate = is_withdrawn = is_refused = false;
+  }
+
   // Constant while appended.
   std::span<RequestPart> parts;
   const char* name = nullptr;  // for messages; lives as long as the request; may be null

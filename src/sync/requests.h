@@ -60,9 +60,9 @@ struct Conflict {
 // Requires: every part has home, extent, access; extents are not empty.
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
-// The same in two steps; is_op: the kind of the request. True: it is granted, as is usual, because it has one
-// part, and nothing else holds the memory or waits for it. False: its queues are locked, and append_locked()
-// must follow.
+// The same in two steps; is_op: the kind of the request. True: it is granted, because it has no parts, or one
+// on memory that nothing else holds or waits for. False: its queues are locked, and append_locked() must
+// follow.
 template <bool is_op>
 bool append_to_idle(Request& request) noexcept;
 Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noexcept;

@@ -212,6 +212,17 @@ static void reused_leases(void) {
   CHECK(tenon_lease_release(&lease) == 0);
   OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
   CHECK(is_granted == 1 && tenon_lease_release(&lease) == 0);
+  options.task = 1;
+  OK(tenon_lease_request(&nested, array, &options, count_call, &called, &is_granted, &error));
+  options.task = 2;
+  OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 0 && tenon_lease_cancel(&lease) == 1); /* it was waiting */
+  OK(tenon_lease_request(&lease, empty, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 1 && tenon_lease_release(&lease) == 0);
+  FAILS(TENON_ERR_DEADLOCK, tenon_lease_acquire(&lease, array, &options, &error));
+  OK(tenon_lease_request(&lease, empty, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 1 && tenon_lease_release(&lease) == 0 && tenon_lease_release(&nested) == 0);
+  options.task = 0;
   moved = lease;
   memset(&lease, 0, sizeof lease);
   OK(tenon_lease_acquire(&moved, array, &options, &error));
