@@ -2,28 +2,31 @@
 """Pushes that a view refuses, beside n objects that the search for the view and the garbage collector may
 visit. Contenders as in calls.py."""
 
+import functools
 import gc
 
 import tenon as tn
 
 
-def refused(array):
-    def body():
-        try:
-            tn.push(tn.fill, tn.out(array), 1)
-        except tn.LeaseConflict:
-            return
-        raise AssertionError("the view did not conflict with the op")
-
-    return body
+def refuse(array):
+    try:
+        tn.push(tn.fill, tn.out(array), 1)
+    except tn.LeaseConflict:
+        return
+    raise AssertionError("the view did not conflict with the op")
 
 
 def of_variable(n):
     objects = [[tn.zeros(8)] for _ in range(n)]
     a = tn.zeros(8)
-    view = a.numpy()
-    yield refused(a), 5
-    del objects, view
+
+    def body():
+        view = a.numpy()
+        refuse(a)
+        del view
+
+    yield body, 5
+    del objects
 
 
 def of_item(i):
@@ -33,7 +36,7 @@ def of_item(i):
         objects = [[tn.zeros(8)] for _ in range(n)]
         a = tn.zeros(8)
         objects[i].append(a.numpy())
-        yield refused(a), 5
+        yield functools.partial(refuse, a), 5
         del objects
 
     return contender

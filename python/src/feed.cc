@@ -217,13 +217,16 @@ class NativeFeed {
     return made;
   }
 
-  // A batch that is ready. None: call next(), which waits, or tells of the end of the epoch. Other failures
-  // are thrown, as by next(), which would not repeat them.
-  std::optional<Batch> take_ready() {
+  // A batch that is ready. None: there is no batch yet, the epoch has ended, or the consumer holds all slots;
+  // next() tells which. Failures are thrown, as by next(), which would not repeat them.
+  std::optional<Batch> take_ready(const nb::object& warn) {
     tenon_batch* batch = nullptr;
     tenon_error error;
     const tenon_status status = try_next(&batch, &error);
-    if (batch != nullptr) return Batch(batch, feed_->schema());
+    std::optional<Batch> made;
+    if (batch != nullptr) made.emplace(batch, feed_->schema());
+    report(warn);
+    if (made) return made;
     const bool stays =
         status == TENON_OK || status == TENON_ERR_TIMEOUT || status == TENON_ERR_LEASE_CONFLICT;
     if (!stays) raise_failure(status, error);
@@ -388,11 +391,12 @@ class NativeFeed {
 class NativeEpoch {
  public:
   // convert: gets a Batch, and makes what the iterator returns. trust: it makes torch tensors of the fields,
-  // which are then made here without a Batch.
-  void attach(nb::object feed, nb::object convert, std::optional<bool> trust) {
+  // which are then made here without a Batch. warn: gets messages about threads that do not return.
+  void attach(nb::object feed, nb::object convert, nb::object warn, std::optional<bool> trust) {
     native_ = &nb::cast<NativeFeed&>(feed);
     feed_ = std::move(feed);
     convert_ = std::move(convert);
+    warn_ = std::move(warn);
     trust_ = trust;
   }
   // From now on `_step` does each step.
@@ -416,7 +420,8 @@ class NativeEpoch {
       const nb::object kept = feed_;  // code that runs meanwhile may detach it
       is_in_next = true;
       try {
-        if (std::optional<Batch> batch = native.take_ready()) {
+        const nb::object warn = warn_;
+        if (std::optional<Batch> batch = native.take_ready(warn)) {
           is_delivered = true;
           nb::object converted = converted_of(*std::move(batch), native);
           is_in_next = false;
@@ -440,6 +445,7 @@ class NativeEpoch {
   NativeFeed* native_ = nullptr;  // null: it is detached
   nb::object feed_;               // of native_
   nb::object convert_;
+  nb::object warn_;
   std::optional<bool> trust_;
 };
 
@@ -670,9 +676,10 @@ void add_feed(nb::module_& module) {
   nb::class_<NativeEpoch>(module, "NativeEpoch", nb::type_slots(epoch_slots),
                           "The native part of an iterator over a feed.")
       .def(nb::init<>())
-      .def("_attach", &NativeEpoch::attach, nb::arg("feed"), nb::arg("convert"), nb::arg("trust").none(),
-           nb::sig("def _attach(self, feed: NativeFeed, convert: Callable[[Any], Any], trust: _bool | None) "
-                   "-> None"))
+      .def("_attach", &NativeEpoch::attach, nb::arg("feed"), nb::arg("convert"), nb::arg("warn"),
+           nb::arg("trust").none(),
+           nb::sig("def _attach(self, feed: NativeFeed, convert: Callable[[Any], Any], "
+                   "warn: Callable[[str], object], trust: _bool | None) -> None"))
       .def("_detach", &NativeEpoch::detach)
       .def_rw("_is_in_next", &NativeEpoch::is_in_next);
 }

@@ -321,10 +321,19 @@ class Queue : public QueueBase {
   static constexpr size_t kLong = 64;   // an append that visits so many parts makes the index
   static constexpr size_t kShort = 16;  // with fewer parts it is dropped
 
-  // In the order of their use: a lease of an idle queue uses the first two cache lines of a region.
+  // A region begins a cache line. The first one has the lock and what rarely changes: a thread that waits for
+  // the lock reads that line, so what its holder writes is in the second one. The third one is rarely used.
   bool is_counted_ = false;
   Memory memory_ = Memory::kHost;
   uint32_t view_requests_ = 0;  // parts of calls that will open a view
+  Extent bounds_;
+  Gate* gate_ = nullptr;
+  uint64_t birth_ = 0;
+  uint32_t bound_views_ = 0;
+  uint32_t inherited_views_ = 0;
+  uint32_t ahead_ = 0;    // parts with is_ahead
+  uint32_t holders_ = 0;  // parts that hold memory
+
   RequestPart* head_ = nullptr;
   RequestPart* tail_ = nullptr;
   union {
@@ -336,19 +345,11 @@ class Queue : public QueueBase {
   uint32_t active_writers_ = 0;
   uint64_t next_sequence_ = 1;
   View* views_ = nullptr;  // of the host
-
-  Extent bounds_;
-  Gate* gate_ = nullptr;
-  uint32_t bound_views_ = 0;
+  uint64_t version_ = 0;
   uint32_t readers_ = 0;
   uint32_t writers_ = 0;
-  uint32_t inherited_views_ = 0;
-  uint64_t version_ = 0;
-  uint64_t birth_ = 0;
-  uint32_t ahead_ = 0;    // parts with is_ahead
-  uint32_t holders_ = 0;  // parts that hold memory
 
-  uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for them
+  uint64_t held_nbytes_ = 0;  // what was added to held_by_ops for the holders
   uint64_t seen_by_ = 0;
   uint64_t seen_to_ = 0;
   FailedRange* failed_ = nullptr;

@@ -2,8 +2,13 @@
 """Steps of iterators over feeds: a ready batch takes no Python code of the package, and ends, errors and
 failures are what they are with that code."""
 
+import gc
+import logging
 import os
 import sys
+import threading
+import time
+import weakref
 
 import native_library
 import pytest
@@ -117,3 +122,57 @@ def test_an_iterator_that_has_ended_takes_no_batch_of_the_next_one():
         with pytest.raises(tn.TenonError, match="another iteration"):
             next(second)
         assert next(third).index == 0
+
+
+def failing(batch):
+    if batch.index == 1:
+        raise ValueError("no")
+    batch.label[...] = 0
+
+
+def test_a_failure_that_is_ready_keeps_no_batch_and_no_iterator():
+    """As one for which the consumer waits: nothing refers to the error when the loop has ended."""
+
+    def loop(feed):
+        steps = iter(feed)
+        batch = next(steps)
+        while feed.stats().slots_filling or feed.stats().slots_ready < 1:
+            time.sleep(0.001)
+        time.sleep(0.05)  # the failure is ready now
+        try:
+            for batch in steps:
+                pass
+        except tn.OpError:
+            return weakref.ref(steps)
+        raise AssertionError("the batch did not fail")
+
+    with tn.Feed(failing, {"label": ("i8", (4,))}, batches=5, slots=3) as feed:
+        gc.collect()
+        gc.disable()
+        try:
+            ended = loop(feed)
+            assert ended() is None
+            assert feed.stats().slots_held == 0
+        finally:
+            gc.enable()
+
+
+def test_a_thread_left_behind_is_told_of_also_if_the_failure_is_ready(caplog):
+    released = threading.Event()
+
+    def fill(batch):
+        batch.label[...] = batch.index
+        if batch.index == 2:
+            released.wait(60)
+
+    try:
+        with tn.Feed(fill, {"label": ("i8", (4,))}, batches=5, fill_timeout=0.3) as feed:
+            steps = iter(feed)
+            next(steps), next(steps)
+            time.sleep(1)
+            with caplog.at_level(logging.WARNING, "tenon"), pytest.raises(tn.OpError):
+                next(steps)
+            assert "left behind" in caplog.text
+            released.set()
+    finally:
+        released.set()

@@ -66,7 +66,8 @@ class Iteration(NativeEpoch):
 
     def _leave(self) -> None:
         """Takes no more batches."""
-        self._detach()
+        if self._feed is not None:
+            self._detach()
         self._feed = None
 
     def _end(self) -> None:
@@ -98,9 +99,13 @@ class Epoch(Iteration):
     def _step(self, error: BaseException | None, is_delivered: bool) -> Any:
         feed = self._feed
         if feed is None:
-            if error is not None:  # another thread has ended it meanwhile
+            if error is None:
+                self._stop()
+            # Another thread has ended it meanwhile.
+            try:
                 raise error
-            self._stop()
+            finally:
+                error = None
         progress = self._progress
         if progress is not None:
             progress.catch_up()
@@ -108,7 +113,10 @@ class Epoch(Iteration):
         try:
             self._is_in_next = True
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    error = None  # else the error would refer to itself, by this frame
             try:
                 batch = self._next(feed.timeout, log.warning)
             finally:

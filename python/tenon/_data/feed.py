@@ -301,7 +301,8 @@ class Feed(Forms):
     def _iterate(self, convert: Callable[[Batch], Any], device: str | None = None) -> Iterator[Any]:
         epoch = Epoch(self, convert, device)
         if self.progress is None and self._inline is None:
-            epoch._attach(self._native, convert, convert.trust if isinstance(convert, Tensors) else None)
+            trust = convert.trust if isinstance(convert, Tensors) else None
+            epoch._attach(self._native, convert, log.warning, trust)
         return epoch
 
     def _iterate_in_tasks(

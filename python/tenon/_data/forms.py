@@ -61,9 +61,10 @@ class Forms:
         ValueError
             The device is of CUDA, and this PyTorch cannot use it.
         """
+        flag(trust, "trust")
         where = _device_of_torch(self.device if device is None else device)
         if where is not None:
-            return Batches(self, Tensors(flag(trust, "trust")), where)
+            return Batches(self, Tensors(trust), where)
         return Batches(self, _tuple_of(lambda array: array.torch(True).to(device)), "cpu")
 
     def jax(self, device: Any = None) -> Batches:

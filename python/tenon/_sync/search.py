@@ -497,8 +497,8 @@ def _is_within(whole: Any, above: Any) -> bool:
 
 
 def _names(whole: Any, part: Any, most: int) -> list[Any]:
-    """The names, keys or indices under which an object refers to a part; not all of many. ``most``: of how
-    many items of a container."""
+    """The names, keys or indices under which an object refers to a part; not all of many. ``most``: how
+    many items of a container it looks at."""
     if type(whole) is FrameType:
         pairs = variables_of(whole)
     elif type(whole) is FunctionType:
