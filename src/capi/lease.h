@@ -18,8 +18,8 @@ struct LeaseRequest {
   Actor owner;
 };
 
-// The lease in the memory of the caller, which is zero before the first use. It is never destroyed, so that it
-// can be used again: constructing it takes a sixth of the time of an acquire and a release.
+// The lease in the memory of the caller, which is zero before the first use. It is never destroyed, so that
+// it can be used again: constructing it takes a sixth of the time of an acquire and a release.
 inline Lease* lease_in(tenon_lease* lease) noexcept {
   auto* const used = reinterpret_cast<Lease*>(lease);
   return used->is_constructed() ? used : new (lease) Lease;

@@ -31,11 +31,11 @@ inline constexpr char kSlotsFilePrefix[] = "tenon-slots";
 // How many, of what size, and where.
 struct SlotsPlan {
   int32_t count = 0;
-  size_t slot_nbytes = 0;     // a multiple of the page size
-  int32_t most = 0;           // up to which they may grow; 0: they do not
-  int32_t spares = 0;         // how many more may replace others
-  bool is_shared = false;     // in a memory file
-  bool is_sparse = false;     // a slot takes memory where it is written, and not when it is made
+  size_t slot_nbytes = 0;  // a multiple of the page size
+  int32_t most = 0;        // up to which they may grow; 0: they do not
+  int32_t spares = 0;      // how many more may replace others
+  bool is_shared = false;  // in a memory file
+  bool is_sparse = false;  // a slot takes memory where it is written, and not when it is made
   // Of a memory file that worker processes fill: what lies before the slots; a multiple of the page size.
   size_t control_nbytes = 0;
   // TENON_CUDA, TENON_CUDA_HOST: they do not grow, and are neither shared nor sparse.

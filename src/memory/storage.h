@@ -96,8 +96,8 @@ class Storage {
   Storage(const Memory& memory, Region& region) noexcept;
 
   RefCount refs_;
-  // Shared; written with KnownMemory::lock_ and the lock of the queue that it leaves; in a merge with those of
-  // both queues.
+  // Shared; written with KnownMemory::lock_ and the lock of the queue that it leaves; in a merge with those
+  // of both queues.
   Home home_;
 
   // Constant.

@@ -135,12 +135,12 @@ def test_a_failure_that_is_ready_keeps_no_batch_and_no_iterator():
 
     def loop(feed):
         steps = iter(feed)
-        batch = next(steps)
+        next(steps)
         while feed.stats().slots_filling or feed.stats().slots_ready < 1:
             time.sleep(0.001)
         time.sleep(0.05)  # the failure is ready now
         try:
-            for batch in steps:
+            for _ in steps:
                 pass
         except tn.OpError:
             return weakref.ref(steps)

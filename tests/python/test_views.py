@@ -455,8 +455,8 @@ class Batches(list):
 
 @pytest.mark.parametrize("kind", [list, tuple, Batches, collections.deque, dict])
 def test_an_item_of_a_long_container_is_named(kind):
-    """The search follows some of the references. Like the garbage collector, it begins at the end of a list and
-    at the start of a dictionary."""
+    """The search follows some of the references. Like the garbage collector, it begins at the end of a list
+    and at the start of a dictionary."""
     a = tn.zeros(4)
     number = 0 if kind in (collections.deque, dict) else 20_000
     items = [[] for _ in range(20_000)]
