@@ -203,7 +203,7 @@ tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array
       throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(source.shape()),
                   " cannot be opened for writing");
     }
-    auto* const opened = new (view) HostView;
+    auto* const opened = new (view) HostView;  // sets all of it
     opened->open(source, access == TENON_READ ? Access::kRead : Access::kWrite, site,
                  access == TENON_WRITE_OR_READ);
   });

@@ -315,5 +315,23 @@ TEST(View, ClosingTwiceIsHarmlessAndOpeningTwiceIsAnError) {
   tenon_view_close(&view);  // the view kept the storage
 }
 
+// The extension for Python prepares the memory of a view so (`prepare`), which is faster than clearing it.
+TEST(View, OpeningLooksAtTheFirstWordAloneAndSetsTheOthers) {
+  const int64_t shape[] = {4};
+  tenon_array* array = nullptr;
+  ASSERT_EQ(tenon_array_create({TENON_FLOAT, 32, 1}, 1, shape, {TENON_CPU, 0}, 0, &array, nullptr), TENON_OK);
+  for (const int32_t access : {TENON_READ, TENON_WRITE, TENON_WRITE_OR_READ}) {
+    tenon_view view;
+    std::memset(&view, 0xFF, sizeof view);
+    view.reserved[0] = nullptr;
+    ASSERT_EQ(tenon_view_open(&view, array, access, nullptr, nullptr), TENON_OK);
+    EXPECT_EQ(tenon_view_access(&view), access == TENON_READ ? TENON_READ : TENON_WRITE);
+    EXPECT_EQ(tenon_array_views(array).readers + tenon_array_views(array).writers, 1U);
+    tenon_view_close(&view);
+    EXPECT_EQ(tenon_array_views(array).readers + tenon_array_views(array).writers, 0U);
+  }
+  tenon_array_release(array);
+}
+
 }  // namespace
 }  // namespace tenon::impl::capi
