@@ -77,7 +77,7 @@ class Lease {
   void detach() noexcept { impl::detach(request_); }
 
   // False for zero memory.
-  bool is_constructed() const noexcept { return request_.kind == HolderKind::kLease; }
+  bool is_constructed() const noexcept { return is_constructed_; }
   bool is_held() const noexcept { return storage_.load(std::memory_order_relaxed) != nullptr; }
 
  private:
@@ -121,6 +121,7 @@ class Lease {
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while held; first: zero memory is a free lease
   PendingRequest* pending_ = nullptr;       // owned
+  const bool is_constructed_ = true;
   bool accepts_failure_ = false;
   RequestPart part_;
   BlockingRequest request_;
