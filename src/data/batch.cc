@@ -14,14 +14,14 @@ uint64_t used_nbytes(const SchemaField& field, const int64_t* shape) noexcept {
          field.dtype.padded_itemsize();
 }
 
-// Calls body(field, used bytes, where these lie when nothing is left between fields). Returns where the last
-// ones end.
+// Calls body(field, shape, used bytes, where these lie when nothing is left between fields). Returns where
+// the last ones end.
 template <class Body>
 size_t for_each_field(const Schema& schema, const int64_t* shape, Body&& body) {
   size_t packed = 0;
   for (const SchemaField& field : schema.fields()) {
     const uint64_t nbytes = used_nbytes(field, shape);
-    body(field, nbytes, packed);
+    body(field, shape, nbytes, packed);
     packed += round_up(nbytes, kFieldAlignment);
     shape += field.shape.size();
   }
@@ -36,17 +36,14 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
   arrays_.reserve(schema.fields().size());
   Layout layout;
   layout.device = storage_->device();
-  size_t packed = 0;
-  for (const SchemaField& field : schema.fields()) {
-    layout.data = storage_->data() + (is_packed ? packed : field.offset);
-    layout.dtype = field.dtype;
-    layout.shape = {shapes, field.shape.size()};
-    arrays_.push_back(Array::make(storage_, layout));
-    const size_t nbytes = arrays_.back()->desc().nbytes;
-    nbytes_ += nbytes;
-    packed += round_up(nbytes, kFieldAlignment);
-    shapes += field.shape.size();
-  }
+  for_each_field(schema, shapes,
+                 [&](const SchemaField& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
+                   layout.data = storage_->data() + (is_packed ? packed : field.offset);
+                   layout.dtype = field.dtype;
+                   layout.shape = {shape, field.shape.size()};
+                   arrays_.push_back(Array::make(storage_, layout));
+                   nbytes_ += nbytes;
+                 });
 }
 
 Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
@@ -81,9 +78,10 @@ Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& sl
   const size_t fields_nbytes = for_each_field(schema, shapes, [](auto&&...) {});
   Ref<Storage> storage = Storage::allocate(fields_nbytes + attached, false);
   std::byte* const to = storage->data();
-  for_each_field(schema, shapes, [&](const SchemaField& field, uint64_t nbytes, size_t packed) {
-    std::memcpy(to + packed, from + field.offset, nbytes);
-  });
+  for_each_field(schema, shapes,
+                 [&](const SchemaField& field, const int64_t*, uint64_t nbytes, size_t packed) {
+                   std::memcpy(to + packed, from + field.offset, nbytes);
+                 });
   std::memcpy(to + fields_nbytes, layout.attachment(from), attached);
   return Ref<Batch>::adopt(
       new Batch(schema, std::move(storage), shapes, true, {to + fields_nbytes, attached}, ticket));

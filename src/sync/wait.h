@@ -185,11 +185,6 @@ class BlockingRequest final : public Request {
   void become_ready() noexcept override;
   void refuse_at_gates(const Conflict& conflict) noexcept override;
 
-  void begin_again() noexcept {
-    Request::begin_again();
-    pending_ = nullptr;
-  }
-
   // Appends and waits until it is granted. False: nothing has changed. Without a deadline, it waits at gates
   // for gate_timeout_ns() if heeds_gate_timeout is set. Requires: parts and owner are set.
   bool heeds_gate_timeout = false;

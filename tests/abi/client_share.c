@@ -3,6 +3,8 @@
  * Shared arrays from C: made, named, sent, opened, leased. Two processes: tests/python and src/ipc. */
 #include <poll.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "client.h"
 
@@ -273,6 +275,41 @@ static void check_observers(void) {
   tenon_array_release(array);
 }
 
+static void count_call(void* context) { ++*(int*)context; }
+
+/* A lease that a dead writer has refused is used again for other memory: nothing remains of the refusal. */
+static void check_refused_leases(void) {
+  const int64_t shape[1] = {4};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_lease holder = TENON_LEASE_INIT, lease = TENON_LEASE_INIT;
+  tenon_lease_options options;
+  tenon_array *shared = NULL, *array = client_counting(1, 4);
+  int32_t is_granted = 0;
+  int called = 0;
+  pid_t child;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.access = TENON_WRITE;
+  options.timeout_ns = -1;
+  CHECK(tenon_shared_create(client_float32, 1, shape, TENON_ZEROED, NULL, &shared, &error) == TENON_OK);
+  child = fork();
+  if (child == 0) _exit(tenon_lease_acquire(&holder, shared, &options, &error));
+  CHECK(child > 0 && waitpid(child, NULL, 0) == child);
+  FAILS(TENON_ERR_OWNER_DIED,
+        tenon_lease_request(&lease, shared, &options, count_call, &called, &is_granted, &error));
+  options.task = 1;
+  OK(tenon_lease_request(&holder, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 1);
+  options.task = 2;
+  OK(tenon_lease_request(&lease, array, &options, count_call, &called, &is_granted, &error));
+  CHECK(is_granted == 0 && tenon_lease_release(&holder) == 0 && called == 1);
+  OK(tenon_lease_check(&lease, &error));
+  CHECK(tenon_array_holders(array, 0, NULL) == 1);
+  CHECK(tenon_lease_release(&lease) == 0);
+  tenon_array_release(array);
+  tenon_array_release(shared);
+}
+
 void client_share(void) {
   check_observers();
   check_channels();
@@ -281,4 +318,5 @@ void client_share(void) {
   check_handles();
   check_names();
   check_turns();
+  check_refused_leases();
 }

@@ -136,9 +136,8 @@ def test_a_failure_that_is_ready_keeps_no_batch_and_no_iterator():
     def loop(feed):
         steps = iter(feed)
         next(steps)
-        while feed.stats().slots_filling or feed.stats().slots_ready < 1:
+        while feed.stats().slots_ready == 0:  # batch 2, so that the failure of batch 1 is ready
             time.sleep(0.001)
-        time.sleep(0.05)  # the failure is ready now
         try:
             for _ in steps:
                 pass
@@ -169,7 +168,7 @@ def test_a_thread_left_behind_is_told_of_also_if_the_failure_is_ready(caplog):
         with tn.Feed(fill, {"label": ("i8", (4,))}, batches=5, fill_timeout=0.3) as feed:
             steps = iter(feed)
             next(steps), next(steps)
-            time.sleep(1)
+            time.sleep(1)  # longer than the timeout, which only the next step looks at
             with caplog.at_level(logging.WARNING, "tenon"), pytest.raises(tn.OpError):
                 next(steps)
             assert "left behind" in caplog.text
