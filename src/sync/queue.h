@@ -321,9 +321,9 @@ class Queue : public QueueBase {
   static constexpr size_t kLong = 64;   // an append that visits so many parts makes the index
   static constexpr size_t kShort = 16;  // with fewer parts it is dropped
 
-  // A region has three cache lines. The first line has the lock and what rarely changes. Threads that wait for
-  // the lock read this line, so what the holder of the lock writes is in the second line. The third line is
-  // rarely used.
+  // A region has three cache lines. The first line has the lock and what rarely changes. Threads that wait
+  // for the lock read this line, so what the holder of the lock writes is in the second line. The third line
+  // is rarely used.
   bool is_counted_ = false;
   Memory memory_ = Memory::kHost;
   uint32_t view_requests_ = 0;  // parts of calls that will open a view
