@@ -23,6 +23,7 @@ class Op(Generic[_T_co]):
     """
 
     __slots__ = ("__weakref__", "_native", "name")  # many ops may wait
+    name: str
 
     def __init__(self, native: NativeOp, name: str) -> None:
         self._native = native
