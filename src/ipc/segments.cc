@@ -476,23 +476,31 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
     return !is_empty(segment.block(0).users) && !segment.has_lost_memory();
   };
   if (Segment* const here = open_.find(record->segment)) return is_used(*here) ? here : nullptr;
-  const std::string prefix = file_prefix(record->segment);
-  os::File file;
-  for (const NameUser& holder : record->holders) {
-    if (holder.pid == 0) continue;
-    // Also if its processes are visible here: their mutexes name threads by the numbers of their namespace.
-    if (holder.pid_namespace != os::pid_namespace()) {
-      throw_error(unreachable, "the shared array named '", name,
-                  "' belongs to processes of another PID namespace (another container?), as process ",
-                  holder.pid, " there: it cannot be used from here");
+  const auto find = [&, prefix = file_prefix(record->segment)] {
+    for (const NameUser& holder : record->holders) {
+      if (holder.pid == 0) continue;
+      // Also if its processes are visible here: their mutexes name threads by the numbers of their namespace.
+      if (holder.pid_namespace != os::pid_namespace()) {
+        throw_error(unreachable, "the shared array named '", name,
+                    "' belongs to processes of another PID namespace (another container?), as process ",
+                    holder.pid, " there: it cannot be used from here");
+      }
+      if (os::File file = file_of({holder.pid, holder.start}, holder.fd, prefix)) return file;
     }
-    file = file_of({holder.pid, holder.start}, holder.fd, prefix);
-    if (file) break;
-  }
-  if (!file) file = find_file(prefix);  // perhaps only forked children of these processes have it
-  if (!file) {
-    throw_error(unreachable, "the memory of the shared array named '", name,
-                "' cannot be opened through the processes that have it: is /proc restricted?");
+    return find_file(prefix);  // perhaps only forked children of these processes have it
+  };
+  os::File file = find();
+  // A process that leaves gives up the name before it closes the memory. A process that ends keeps the name
+  // until the kernel has closed its descriptors, and no process sees them while it closes them.
+  const Deadline deadline(kFreedWithinNs);
+  while (!file) {
+    if (!lock.is_kept()) return nullptr;
+    if (deadline.has_passed()) {
+      throw_error(unreachable, "the memory of the shared array named '", name,
+                  "' cannot be opened through the processes that have it: is /proc restricted?");
+    }
+    sleep_for_a_moment();
+    file = find();
   }
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), is_writable, MutexOwner::instance());
   return is_used(*segment) ? &opened.add(std::move(segment)) : nullptr;
