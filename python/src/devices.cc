@@ -71,11 +71,6 @@ class CudaInterface {
   nb::object dict_;
 };
 
-class NoResult final : public Result {
- public:
-  nb::object get() const override { return nb::none(); }
-};
-
 NativeOp push_copy(const Array& source, const Array& destination, Text name, int32_t on_conflict) {
   const std::string op_name = name.get("name");
   tenon_copy_options options{};
@@ -88,10 +83,9 @@ NativeOp push_copy(const Array& source, const Array& destination, Text name, int
     check_original({source.get(), TENON_READ, 0}, options.name);
     check_original({destination.get(), TENON_WRITE, TENON_OVERWRITE}, options.name);
   }
-  const auto result = std::make_shared<NoResult>();
   tenon_op* op = nullptr;
   call(tenon_push_copy, source.get(), destination.get(), &options, &op);
-  return {op, result};
+  return {op, nullptr};
 }
 
 int32_t device_count() {

@@ -26,28 +26,29 @@ namespace {
 // Releases a Python object, in any thread.
 void drop_object(void* object) noexcept { owners::release(object); }
 
-// The result of a body in Python. The thread that drops the last reference holds the GIL.
-class PythonResult final : public Result {
+// The body of an op and its result. Under the GIL, but for the release of the node.
+class Body final : public owners::Node, public Result {
  public:
-  void set(nb::object value) { value_ = std::move(value); }
-  nb::object get() const override { return value_; }
+  // renewals: null if there are none.
+  Body(nb::object callable, std::unique_ptr<Renewals> renewals)
+      : Node([](Node* node) { static_cast<Body*>(node)->drop(); }),
+        callable_(std::move(callable)),
+        renewals_(std::move(renewals)) {}
+
+  const nb::object& callable() const { return callable_; }
+  Renewals* renewals() const { return renewals_.get(); }
+  void succeed(nb::object result) { result_ = std::move(result); }
+  nb::object get() const override { return result_; }
 
  private:
-  nb::object value_;
-};
+  // Handles of the op may ask for the result later.
+  void drop() noexcept {
+    callable_.reset();
+    release();
+  }
 
-// The body of an op and where its result goes.
-struct Body : owners::Node {
-  Body(nb::object callable, std::shared_ptr<PythonResult> result_of_body,
-       std::shared_ptr<Renewals> renewals_of_push)
-      : Node([](Node* node) { delete static_cast<Body*>(node); }),
-        body(std::move(callable)),
-        result(std::move(result_of_body)),
-        renewals(std::move(renewals_of_push)) {}
-
-  nb::object body;
-  std::shared_ptr<PythonResult> result;
-  std::shared_ptr<Renewals> renewals;  // may be null
+  nb::object callable_, result_;
+  const std::unique_ptr<Renewals> renewals_;
 };
 
 void fail(tenon_op* op, const nb::object& body, nb::object exception) {
@@ -66,8 +67,9 @@ bool has_escaped(const tenon_op* op) {
   return tenon_op_has_views(op) != 0;
 }
 
-// result: may be null.
-void run_body(const nb::object& body, PythonResult* result_of_body, tenon_op* op) {
+// succeed: called with the result.
+template <class Succeed>
+void run_body(const nb::object& body, tenon_op* op, Succeed succeed) {
   nb::object result;
   nb::object exception;
   try {
@@ -81,7 +83,7 @@ void run_body(const nb::object& body, PythonResult* result_of_body, tenon_op* op
     result.reset();
   }
   if (exception.is_valid()) return fail(op, body, std::move(exception));
-  if (result_of_body != nullptr) result_of_body->set(std::move(result));
+  succeed(std::move(result));
   tenon_op_complete(op);
 }
 
@@ -102,10 +104,10 @@ void end_op_by(Function function, tenon_op* op) noexcept {
 void run(void* context, tenon_op* op) noexcept {
   const EngineThread gil;
   const InBody in_body;
-  const auto& self = *static_cast<const Body*>(context);
+  auto& self = *static_cast<Body*>(static_cast<owners::Node*>(context));
   const auto end_op = [&] {
-    if (self.renewals != nullptr) self.renewals->accept();
-    run_body(self.body, self.result.get(), op);
+    if (self.renewals() != nullptr) self.renewals()->accept();
+    run_body(self.callable(), op, [&](nb::object result) { self.succeed(std::move(result)); });
   };
   end_op_by(end_op, op);
 }
@@ -143,23 +145,24 @@ void report_unseen(tenon_failure* failure) noexcept {
 
 NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
                    const nb::list& renewed) {
-  const auto result = std::make_shared<PythonResult>();
-  std::shared_ptr<Renewals> renewals;
-  if (renewed.size() != 0) renewals = std::make_shared<Renewals>(renewed);
+  std::unique_ptr<Renewals> renewals;
+  if (renewed.size() != 0) renewals = std::make_unique<Renewals>(renewed);
+  auto* const self = new Body(std::move(body), std::move(renewals));
+  self->retain();
+  ResultRef result(self);
   OwnedWork owned;
   owned.work.struct_size = sizeof owned.work;
-  owned.work.context = new Body(std::move(body), result, renewals);
+  owned.work.context = static_cast<owners::Node*>(self);
   owned.work.run = run;
   owned.work.drop = drop_object;
   owned.work.name = name;
   owned.work.flags = TENON_NEEDS_LOCK;
-  return push(std::move(owned), on_conflict, uses_from(rows).uses, result, renewals.get());
+  return push(std::move(owned), on_conflict, uses_from(rows).uses, std::move(result), self->renewals());
 }
 
 }  // namespace
 
-NativeOp::NativeOp(tenon_op* op, std::shared_ptr<const Result> result) noexcept
-    : op_(op), result_(std::move(result)) {}
+NativeOp::NativeOp(tenon_op* op, ResultRef result) noexcept : op_(op), result_(std::move(result)) {}
 
 NativeOp::NativeOp(NativeOp&& other) noexcept
     : op_(std::exchange(other.op_, nullptr)), result_(std::move(other.result_)) {}
@@ -255,8 +258,8 @@ void check_on_host(const std::vector<tenon_use>& uses, const char* name) {
   }
 }
 
-NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses,
-              std::shared_ptr<const Result> result, Renewals* renewals) {
+NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses, ResultRef result,
+              Renewals* renewals) {
   tenon_work& work = owned.work;
   check_on_host(uses, work.name);
   work.on_conflict = on_conflict;
@@ -275,7 +278,7 @@ NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>
 
 void run_python_body(const nb::object& body, tenon_op* op) noexcept {
   const InBody in_body;
-  end_op_by([&] { run_body(body, nullptr, op); }, op);
+  end_op_by([&] { run_body(body, op, [](const nb::object&) {}); }, op);
 }
 
 PyObject* original_of_use(const tenon_use& use) noexcept {

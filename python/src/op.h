@@ -3,6 +3,8 @@
 // Ops as the bindings see them: a handle, and where the result of the body goes.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,15 +16,30 @@
 
 namespace tenon::python {
 
-// The result of a body, made when it is asked for. Threads: made under the GIL.
+// The result of a body, made when it is asked for. Counted; made with one reference. Threads: made under the
+// GIL.
 class Result {
  public:
   Result() = default;
   Result(const Result&) = delete;
   Result& operator=(const Result&) = delete;
-  virtual ~Result() = default;
   virtual nb::object get() const = 0;
+  void retain() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void release() noexcept {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ protected:
+  virtual ~Result() = default;
+
+ private:
+  std::atomic<uint32_t> refs_{1};
 };
+
+struct ReleaseResult {
+  void operator()(Result* result) const noexcept { result->release(); }
+};
+using ResultRef = std::unique_ptr<Result, ReleaseResult>;
 
 // A task of asyncio that waits for an op, in the graph of waits, until end().
 class NativeAwait {
@@ -42,7 +59,8 @@ class NativeAwait {
 // A pushed op.
 class NativeOp {
  public:
-  NativeOp(tenon_op* op, std::shared_ptr<const Result> result) noexcept;
+  // result: null for an op whose result is None.
+  NativeOp(tenon_op* op, ResultRef result) noexcept;
   NativeOp(NativeOp&& other) noexcept;
   NativeOp& operator=(NativeOp&&) = delete;
   ~NativeOp();
@@ -51,7 +69,7 @@ class NativeOp {
   void wait(Seconds timeout) const;
   bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
   // Requires: it is done and has not failed.
-  nb::object result() const { return result_->get(); }
+  nb::object result() const { return result_ != nullptr ? result_->get() : nb::none(); }
   nb::object failure() const;
   void on_done(nb::object function) const;
   // Fails with DeadlockError.
@@ -61,7 +79,7 @@ class NativeOp {
 
  private:
   tenon_op* op_;
-  std::shared_ptr<const Result> result_;
+  ResultRef result_;
 };
 
 // Arrays that get new memory, for an op that overwrites them: (array, an array on the new memory). The arrays
@@ -94,8 +112,8 @@ struct OwnedWork {
 
 // Pushes what work describes, with the line of the program that does so. Throws when it is refused. renewals
 // may be null.
-NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses,
-              std::shared_ptr<const Result> result, Renewals* renewals);
+NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses, ResultRef result,
+              Renewals* renewals);
 
 // The uses of an op, and references to its arrays.
 struct Uses {
@@ -123,7 +141,7 @@ void run_python_body(const nb::object& body, tenon_op* op) noexcept;
 // A call of a native function: pushed_function.cc. rows: what the caller declared beyond the prototype; the
 // uses of the work are all. result: of the last call; may be null.
 OwnedWork work_of_function(const Function& function, const nb::list& arguments, const nb::list& rows,
-                           const char* name, Uses* uses, std::shared_ptr<const Result>* result);
+                           const char* name, Uses* uses, ResultRef* result);
 void add_pushed_functions(nb::module_& module);
 
 // recording.cc.

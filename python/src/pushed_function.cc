@@ -45,8 +45,6 @@ class PushedCall final : public Result {
   tenon_value result_{};
 };
 
-using CallContext = std::shared_ptr<PushedCall>;
-
 bool is_written(const Uses& uses, const tenon_array* array) {
   for (const tenon_use& use : uses.uses) {
     if (use.array == array && use.access == TENON_WRITE) return true;
@@ -58,7 +56,7 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
                        const char* name, int32_t on_conflict, const nb::list& renewed) {
   Renewals renewals(renewed);
   Uses uses;
-  std::shared_ptr<const Result> result;
+  ResultRef result;
   OwnedWork work = work_of_function(function, arguments, rows, name, &uses, &result);
   return push(std::move(work), on_conflict, uses.uses, std::move(result), &renewals);
 }
@@ -66,7 +64,7 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
 }  // namespace
 
 OwnedWork work_of_function(const Function& function, const nb::list& arguments, const nb::list& rows,
-                           const char* name, Uses* uses, std::shared_ptr<const Result>* result) {
+                           const char* name, Uses* uses, ResultRef* result) {
   check_argument_count(function, arguments.size());
   *uses = uses_from(rows);
   // All at one moment: the code below may run Python, and an NDArray may get other memory.
@@ -92,14 +90,17 @@ OwnedWork work_of_function(const Function& function, const nb::list& arguments, 
       }
     }
   }
-  const auto call = std::make_shared<PushedCall>(function, std::move(values));
+  auto* const call = new PushedCall(function, std::move(values));
   OwnedWork owned_work;
   owned_work.work.struct_size = sizeof owned_work.work;
-  owned_work.work.context = new CallContext(call);
-  owned_work.work.run = [](void* c, tenon_op* op) noexcept { (*static_cast<CallContext*>(c))->run(op); };
-  owned_work.work.drop = [](void* c) noexcept { delete static_cast<CallContext*>(c); };
+  owned_work.work.context = call;
+  owned_work.work.run = [](void* c, tenon_op* op) noexcept { static_cast<PushedCall*>(c)->run(op); };
+  owned_work.work.drop = [](void* c) noexcept { static_cast<PushedCall*>(c)->release(); };
   owned_work.work.name = name;
-  if (result != nullptr) *result = call;
+  if (result != nullptr) {
+    call->retain();
+    result->reset(call);
+  }
   return owned_work;
 }
 

@@ -15,11 +15,6 @@
 namespace tenon::python {
 namespace {
 
-class NoResult final : public Result {
- public:
-  nb::object get() const override { return nb::none(); }
-};
-
 // A list of bodies in Python, which belongs to the Recording, so that the garbage collector sees the
 // bodies, and to each replay until it is done. Borrowed; set by each replay.
 struct Bodies {
@@ -81,7 +76,7 @@ class NativeRecording {
       owners::release(kept);
       throw;
     }
-    NativeOp result(op, std::make_shared<NoResult>());
+    NativeOp result(op, nullptr);
     // Without memory for this, the list is kept for ever.
     const auto release = [](void* object) noexcept { owners::release(static_cast<owners::Object*>(object)); };
     (void)tenon_op_on_done(op, release, kept, nullptr);

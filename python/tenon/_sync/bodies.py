@@ -29,7 +29,7 @@ class Body:
     keywords: tuple[str, ...]  # the names of the last arguments
     # For each argument the array of the caller if the function writes to it; empty: it writes to none.
     outputs: tuple[NDArray | None, ...]
-    are_overwritten: tuple[bool, ...]  # the function writes every element of these; empty: of none
+    are_overwritten: bytes  # 1 for each of which the function writes every element; empty: for none
     escapes: str = ""  # what refers to an array that outlives the function
     _given: Sequence[Any] = ()
 

@@ -283,7 +283,7 @@ class Work:
                 arguments.append(handles[id(argument)] if is_array else argument)
             written = tuple(outputs) if any(output is not None for output in outputs) else ()
             overwritten = {id(array) for array, _, is_overwrite in self.uses.rows if is_overwrite}
-            are_overwritten = tuple(id(output) in overwritten for output in written) if overwritten else ()
+            are_overwritten = bytes(id(output) in overwritten for output in written) if overwritten else b""
             body = Body(self._fn, tuple(arguments), self._keywords, written, are_overwritten)
         if promise is None:
             return body

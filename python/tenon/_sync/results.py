@@ -21,7 +21,7 @@ def refuse_lost_result(
     function: Callable[..., Any],
     given: Sequence[Any],
     keywords: Sequence[str],
-    are_overwritten: Sequence[bool],
+    are_overwritten: Sequence[int],
     result: Any,
 ) -> None:
     """Raises TypeError if the function has returned an array instead of writing it.
@@ -29,7 +29,7 @@ def refuse_lost_result(
     Parameters
     ----------
     given, are_overwritten
-        The arguments, and whether the function was to write all of each. The last ones are ``keywords``.
+        The arguments, and 1 for each that the function was to write whole. The last ones are ``keywords``.
     """
     results = result if type(result) in (tuple, list) else (result,)
     # An argument that is returned lives on, which is an error of its own.
