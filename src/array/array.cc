@@ -202,32 +202,45 @@ Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t f
   return make(std::move(storage), layout);
 }
 
-[[gnu::hot]] Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
+struct Array::Checked {
+  Layout layout;
   int64_t size = 0;
-  const Layout layout = layout_of(adoption, &size);
-  const Bytes bytes = size > 0 ? touched(layout, size) : Bytes{layout.data, 0};
+  std::byte* begin = nullptr;  // of the bytes that the elements touch
+  size_t nbytes = 0;
+};
+
+[[gnu::hot]] Array::Checked Array::checked(const tenon_adoption& adoption) {
+  Checked result;
+  result.layout = layout_of(adoption, &result.size);
+  const Bytes bytes = result.size > 0 ? touched(result.layout, result.size) : Bytes{result.layout.data, 0};
+  result.begin = bytes.begin;
+  result.nbytes = bytes.nbytes;
+  return result;
+}
+
+[[gnu::hot]] Ref<Array> Array::adopt(const Checked& described, const tenon_adoption& adoption,
+                                     device::Event* born) {
+  const auto& [layout, size, begin, nbytes] = described;
   Memory memory;
-  memory.data = bytes.begin;
-  memory.nbytes = bytes.nbytes;
-  memory.extent = adoption.extent != nullptr ? static_cast<std::byte*>(adoption.extent) : bytes.begin;
-  memory.extent_nbytes = adoption.extent != nullptr ? adoption.extent_nbytes : bytes.nbytes;
+  memory.data = begin;
+  memory.nbytes = nbytes;
+  memory.extent = adoption.extent != nullptr ? static_cast<std::byte*>(adoption.extent) : begin;
+  memory.extent_nbytes = adoption.extent != nullptr ? adoption.extent_nbytes : nbytes;
   memory.is_readonly = (adoption.flags & TENON_READONLY) != 0;
   memory.owner = adoption.owner;
   memory.deleter = adoption.deleter;
   memory.device = layout.device;
   memory.born = born;
   // The queue of known memory has no part for the work that born stands for.
-  if (born != nullptr && bytes.nbytes != 0 && Storage::is_known(bytes.begin, bytes.nbytes))
-    wait_for_producer(*born);
+  if (born != nullptr && nbytes != 0 && Storage::is_known(begin, nbytes)) wait_for_producer(*born);
   if (size == 0) {
     memory.extent = memory.data;
     memory.extent_nbytes = 0;
-  } else if (bytes.begin < memory.extent || bytes.nbytes > memory.extent_nbytes ||
-             static_cast<size_t>(bytes.begin - memory.extent) > memory.extent_nbytes - bytes.nbytes ||
+  } else if (begin < memory.extent || nbytes > memory.extent_nbytes ||
+             static_cast<size_t>(begin - memory.extent) > memory.extent_nbytes - nbytes ||
              memory.extent_nbytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(memory.extent)) {
-    throw_error(Code::kValue, layout_text(layout), " touches ", bytes.nbytes, " bytes from ",
-                address_text(bytes.begin), ", outside of the ", memory.extent_nbytes, " bytes at ",
-                address_text(memory.extent));
+    throw_error(Code::kValue, layout_text(layout), " touches ", nbytes, " bytes from ", address_text(begin),
+                ", outside of the ", memory.extent_nbytes, " bytes at ", address_text(memory.extent));
   }
   // Allocates the object first: after the storage has the deleter, nothing may fail.
   void* const block = ::operator new(sizeof(Array) + 2 * layout.shape.size() * sizeof(int64_t));
@@ -239,15 +252,26 @@ Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t f
   }
 }
 
-Ref<Array> Array::alias(const tenon_adoption& adoption) {
-  int64_t size = 0;
-  const Layout layout = layout_of(adoption, &size);
+[[gnu::hot]] Ref<Array> Array::alias(const Checked& described) {
+  const auto& [layout, size, begin, nbytes] = described;
   if (size == 0) return {};
-  const Bytes bytes = touched(layout, size);
   const Access access = (layout.flags & TENON_READONLY) != 0 ? Access::kRead : Access::kWrite;
-  Ref<Storage> storage = Storage::find(bytes.begin, bytes.nbytes, access);
+  Ref<Storage> storage = Storage::find(begin, nbytes, access);
   if (!storage) return {};
   return make(std::move(storage), layout);
+}
+
+[[gnu::hot]] Ref<Array> Array::adopt(const tenon_adoption& adoption, device::Event* born) {
+  return adopt(checked(adoption), adoption, born);
+}
+
+Ref<Array> Array::alias(const tenon_adoption& adoption) { return alias(checked(adoption)); }
+
+[[gnu::hot]] Ref<Array> Array::alias_or_adopt(const tenon_adoption& adoption, bool* is_adopted) {
+  const Checked described = checked(adoption);
+  Ref<Array> known = alias(described);
+  *is_adopted = !known;
+  return known ? std::move(known) : adopt(described, adoption, nullptr);
 }
 
 void describe(const Array& array, trace::SpanText& text) noexcept {

@@ -52,6 +52,8 @@ class Array {
   // the bytes already, adopt() waits for born.
   static Ref<Array> adopt(const tenon_adoption& adoption, device::Event* born = nullptr);
   static Ref<Array> alias(const tenon_adoption& adoption);
+  // alias(), and where that is null adopt(): then *is_adopted is true. The layout is checked once.
+  static Ref<Array> alias_or_adopt(const tenon_adoption& adoption, bool* is_adopted);
 
   const tenon_array_desc& desc() const noexcept { return desc_; }
   std::byte* data() const noexcept { return static_cast<std::byte*>(desc_.data); }
@@ -77,6 +79,12 @@ class Array {
   void release() noexcept;
 
  private:
+  // The layout of an adoption, checked.
+  struct Checked;
+  static Checked checked(const tenon_adoption& adoption);
+  static Ref<Array> adopt(const Checked& described, const tenon_adoption& adoption, device::Event* born);
+  static Ref<Array> alias(const Checked& described);
+
   Array(Ref<Storage> storage, const Layout& layout) noexcept;
 
   tenon_array_desc desc_;  // first: the C boundary hands out its address

@@ -84,14 +84,18 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   } else if (device::has_streams(adoption.device)) {
     wait_for_producer_of_managed(adoption.device);
   }
-  if (Ref<Array> known = blame_producer([&] { return Array::alias(adoption); })) {
-    if (ordered) wait_for_producer(*ordered);
-    return known;
-  }
   adoption.owner = tensor.get();
   adoption.deleter = delete_tensor<Tensor>;
-  Ref<Array> array = blame_producer([&] { return adopt_ordered(adoption, std::move(ordered)); });
-  (void)tensor.release();
+  bool is_adopted = true;
+  Ref<Array> array = blame_producer([&] {
+    if (!ordered) return Array::alias_or_adopt(adoption, &is_adopted);
+    Ref<Array> known = Array::alias(adoption);
+    is_adopted = !known;
+    if (is_adopted) return adopt_ordered(adoption, std::move(ordered));
+    wait_for_producer(*ordered);
+    return known;
+  });
+  if (is_adopted) (void)tensor.release();
   return array;
 }
 
