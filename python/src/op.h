@@ -26,7 +26,11 @@ class Result {
   virtual nb::object get() const = 0;
   void retain() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() noexcept {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    // pairs with: Result::release, "the last use of a result"
+    if (refs_.fetch_sub(1, std::memory_order_release) != 1) return;
+    // pairs with: Result::release, "the last use of a result"
+    (void)refs_.load(std::memory_order_acquire);
+    delete this;
   }
 
  protected:
