@@ -490,8 +490,8 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
     return find_file(prefix);  // perhaps only forked children of these processes have it
   };
   os::File file = find();
-  // A process that leaves gives up the name before it closes the memory. A process that ends keeps the name
-  // until the kernel has closed its descriptors, and no process sees them while it closes them.
+  // A process that leaves gives up the name before it closes the memory. The descriptors of a process that
+  // ends disappear from /proc before the kernel closes them, and the process keeps the name until then.
   const Deadline deadline(kFreedWithinNs);
   while (!file) {
     if (!lock.is_kept()) return nullptr;
