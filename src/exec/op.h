@@ -43,9 +43,10 @@ class Bodies {
   // The name and the line of the body that runs in this thread, for its failure.
   virtual BodyTexts texts() const noexcept = 0;
 
-  // Of the memory of this object; the bodies may have been dropped before.
+  // Of the memory of this object, for an op; the bodies may have been dropped before. The end of the op
+  // returns its parts.
   virtual void retain_memory() noexcept = 0;
-  virtual void release_memory() noexcept = 0;
+  virtual void end_op(const Op& op) noexcept = 0;
 
  protected:
   ~Bodies() = default;
@@ -160,7 +161,7 @@ class Op final : public Request, public Task {
 
   Op(const Work& work, std::span<RequestPart> op_parts) noexcept;
   ~Op() {
-    if (bodies_ != nullptr) bodies_->release_memory();
+    if (bodies_ != nullptr) bodies_->end_op(*this);
   }
 
   // The result of execute(): an op that became ready and runs next, and whether this op is done.

@@ -60,6 +60,11 @@ void Recording::release() noexcept {
   release_memory();
 }
 
+Recording::~Recording() {
+  Parts* parts = spare_.load(std::memory_order_relaxed);
+  while (parts != nullptr) ::operator delete(std::exchange(parts, parts->next));
+}
+
 void Recording::release_memory() noexcept {
   if (refs_.decrement()) delete this;
 }
@@ -141,19 +146,57 @@ void Recording::start_anew() noexcept {
 Ref<Op> Recording::make_op(const char* name, const char* site) {
   if (is_incomplete_) throw_error(Code::kNoMemory, "there was no memory for a body of the recording");
   if (!is_prepared_) prepare();
-  Ref<Op> op = Op::create({this, run, drop}, claims_.size(), name != nullptr ? name : "replay", site);
+  Ref<Op> op = Op::create({this, run, drop}, 0, name != nullptr ? name : "replay", site);
+  op->parts = {take_parts(), claims_.size()};
   retain();
   op->set_bodies(*this);
   if (needs_lock_) op->traits = Request::kNeedsLock;
-  size_t place = 0;
-  for (const StepUse& claim : claims_) {
-    RequestPart& part = op->parts[place++];
-    part.home = claim.home;
-    part.extent = claim.extent;
-    part.access = claim.access;
-    part.is_overwrite = claim.is_overwrite;
-  }
   return op;
+}
+
+// Takes all that is spare, keeps the first and puts the rest back.
+RequestPart* Recording::take_parts() {
+  // pairs with: Recording::keep_parts, "parts of an op that was destroyed"
+  if (Parts* const spare = spare_.exchange(nullptr, std::memory_order_acquire)) {
+    spare_nbytes_.fetch_sub(parts_nbytes(), std::memory_order_relaxed);
+    if (Parts* const rest = spare->next) {
+      Parts* last = rest;
+      while (last->next != nullptr) last = last->next;
+      keep_parts(rest, last);
+    }
+    return spare->first();
+  }
+  RequestPart* const first = (new (::operator new(parts_nbytes())) Parts)->first();
+  RequestPart* part = first;
+  for (const StepUse& claim : claims_) {
+    new (part) RequestPart;
+    part->home = claim.home;
+    part->extent = claim.extent;
+    part->access = claim.access;
+    part->is_overwrite = claim.is_overwrite;
+    ++part;
+  }
+  return first;
+}
+
+void Recording::keep_parts(Parts* first, Parts* last) noexcept {
+  Parts* head = spare_.load(std::memory_order_relaxed);
+  do {
+    last->next = head;
+    // pairs with: Recording::take_parts, "parts of an op that was destroyed"
+  } while (!spare_.compare_exchange_weak(head, first, std::memory_order_release, std::memory_order_relaxed));
+}
+
+void Recording::end_op(const Op& op) noexcept {
+  Parts* const parts = reinterpret_cast<Parts*>(op.parts.data()) - 1;
+  const size_t nbytes = parts_nbytes();
+  if (op.keeps_parts && spare_nbytes_.load(std::memory_order_relaxed) + nbytes <= kMostSpare) {
+    spare_nbytes_.fetch_add(nbytes, std::memory_order_relaxed);
+    keep_parts(parts, parts);
+  } else {
+    ::operator delete(parts);
+  }
+  release_memory();
 }
 
 void Recording::drop(void* context) {

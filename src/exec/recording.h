@@ -73,7 +73,7 @@ class Recording final : public Bodies {
   void end_body(const Op& op, Ref<Failure> failure) noexcept override;
   BodyTexts texts() const noexcept override;
   void retain_memory() noexcept override { refs_.increment(); }
-  void release_memory() noexcept override;
+  void end_op(const Op& op) noexcept override;
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -98,9 +98,20 @@ class Recording final : public Bodies {
   };
   class InOp;
   struct Runner;
+  // The parts of an op, one for each claim, which follow in memory.
+  struct Parts {
+    Parts* next = nullptr;  // in spare_
+    RequestPart* first() noexcept { return reinterpret_cast<RequestPart*>(this + 1); }
+  };
+  // The most bytes of parts that are kept for later ops.
+  static constexpr size_t kMostSpare = 4 << 20;
 
   Recording() = default;
-  ~Recording() = default;
+  ~Recording();
+  void release_memory() noexcept;
+  size_t parts_nbytes() const noexcept { return sizeof(Parts) + claims_.size() * sizeof(RequestPart); }
+  RequestPart* take_parts();
+  void keep_parts(Parts* first, Parts* last) noexcept;
   const char* copy(const char* text, const char* last);
   BodyTexts texts_of(uint32_t step) const noexcept;
   void prepare();
@@ -159,6 +170,11 @@ class Recording final : public Bodies {
   std::atomic<bool> is_helper_posted_{false};
   Helper helper_{*this};
   alignas(64) std::atomic<uint32_t> unfinished_{0};
+
+  // Shared. Parts of ops that were destroyed, as the claims say, for later ops. Without a lock, because a
+  // fork does not wait for threads that are here.
+  std::atomic<Parts*> spare_{nullptr};
+  std::atomic<size_t> spare_nbytes_{0};
 
   RefCount owners_;
   RefCount refs_;  // of the memory: all owners together, ops that are not destroyed, the posted helper

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <latch>
 #include <memory>
@@ -480,6 +481,117 @@ TEST_F(RecordingOnPool, AViewRefusesAReplay) {
   }
   wait(replay(*recording));
   EXPECT_EQ(*counted, 1);
+}
+
+TEST_F(RecordingOnPool, ARefusedReplayHoldsNoMemory) {
+  std::array<Cell, 4> cells;
+  const Ref<Recording> recording = Recording::create();
+  for (Cell& each : cells) record(*recording, {write(each)}, [] {});
+  for (Cell& seen : cells) {
+    Sight view(read(seen));
+    ASSERT_TRUE(view.open(&conflict));
+    EXPECT_FALSE(replay(*recording, OnHost::kRaise, &conflict));
+    for (Cell& each : cells) {
+      CellLease lease(write(each));
+      EXPECT_TRUE(lease.acquire(&conflict));
+    }
+  }
+  wait(replay(*recording));
+}
+
+TEST_F(RecordingOnPool, ReplaysUseThePartsOfEarlierOnes) {
+  std::array<Cell, 2> cells;
+  const Ref<Recording> recording = Recording::create();
+  for (Cell& each : cells) record(*recording, {write(each)}, [&each] { ++each.value; });
+  Engine::instance().set_executor("inline", 0);  // an op ends before its push returns
+  replay(*recording);                            // the first use of its queues
+  const RequestPart* const first = replay(*recording)->parts.data();
+  // Of the size of the parts, one of which is the turn of the op, so that an allocator that had the memory of
+  // the parts could not give it to the next op.
+  const std::vector<std::byte> other(sizeof(void*) + (cells.size() + 1) * sizeof(RequestPart));
+  EXPECT_EQ(replay(*recording)->parts.data(), first);
+  Engine::instance().set_executor("pool", 2);
+  for (int i = 0; i < 300; ++i) replay(*recording);  // some of them wait while others run
+  wait_all();
+  for (const Cell& each : cells) EXPECT_EQ(each.value, 303);
+}
+
+// Several claims in one queue.
+TEST_F(RecordingOnPool, EachReplayClaimsWhatWasRecorded) {
+  Cell other;
+  const Ref<Recording> recording = Recording::create();
+  record(*recording, {write(other), read(cell)}, [] {});
+  record(*recording, {write(cell, 2, 4)}, [] {});
+  const auto bytes_written = [this, &recording] {
+    const Ref<Op> op = replay(*recording);
+    wait(op);
+    size_t n_bytes = 0;
+    for (const RequestPart& part : op->parts) {
+      if (part.access == Access::kWrite && part.home == &cell.home)
+        n_bytes += part.extent.end - part.extent.begin;
+    }
+    return n_bytes;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(bytes_written(), 2u);
+}
+
+TEST_F(RecordingOnPool, TheClaimsAreInTheOrderOfTheirQueues) {
+  std::array<Cell, 8> cells;
+  const Ref<Recording> recording = Recording::create();
+  for (const size_t i : {3, 6, 0, 7, 1, 5, 2, 4}) record(*recording, {write(cells[i])}, [] {});
+  const Ref<Op> op = recording->make_op("op", nullptr);
+  EXPECT_TRUE(std::is_sorted(op->parts.begin(), op->parts.end(),
+                             [](const auto& a, const auto& b) { return a.home->load() < b.home->load(); }));
+  recording->release();  // for the op, which is not pushed
+}
+
+TEST_F(RecordingOnPool, AnObjectIsNewOnce) {
+  const Ref<Recording> recording = Recording::create();
+  std::array<int, 64> objects{};
+  EXPECT_TRUE(recording->is_new(&objects[0]));
+  EXPECT_FALSE(recording->is_new(&objects[0]));
+  EXPECT_TRUE(recording->is_new(&objects[32]));
+  EXPECT_FALSE(recording->is_new(&objects[32]));
+}
+
+TEST_F(RecordingOnPool, TheFirstOfSeveralFailuresIsThatOfTheReplay) {
+  Cell a, b;
+  std::latch both(2), has_failed(1);
+  const Ref<Recording> recording = Recording::create();
+  const std::array first{write(a)}, second{write(b)};
+  record(*recording, first, [&](Op* op) {
+    both.arrive_and_wait();
+    op->fail(new_failure("first"));
+    has_failed.count_down();
+  });
+  record(*recording, second, [&](Op* op) {
+    both.arrive_and_wait();
+    has_failed.wait();
+    op->fail(new_failure("second"));
+  });
+  const Ref<Op> op = replay(*recording);
+  wait(op);
+  ASSERT_TRUE(op->failure());
+  EXPECT_EQ(op->failure()->op, "first");
+}
+
+TEST_F(RecordingOnPool, AFailureDoesNotOutliveTheRecordingAndItsReaders) {
+  Cell a;
+  int n_dropped = 0;
+  Engine::instance().set_executor("inline", 0);  // no worker that may still hold an op
+  {
+    const Ref<Recording> recording = Recording::create();
+    const std::array wanted{write(a)};
+    record(*recording, wanted, [&n_dropped](Op* op) {
+      op->fail(Ref<Failure>::adopt(new Failure(Code::kOp, 0, "no", nullptr, nullptr, &n_dropped,
+                                               [](void* count) { ++*static_cast<int*>(count); })));
+    });
+    wait(replay(*recording));
+  }
+  wait(push({overwrite(a)}, [] {}));
+  wait_all();
+  take_failures();
+  EXPECT_EQ(n_dropped, 1);
 }
 
 TEST_F(RecordingOnPool, AReplayedRecordingCannotBeExtended) {

@@ -87,15 +87,16 @@ class Queue : public QueueBase {
   // process or at the gate. In gated memory, a view may be one that a forked child has of its parent, which
   // is in the way.
   bool is_idle_for(const RequestPart& part) const noexcept {
-    if (head_ != nullptr || bound_views_ != 0 || !is_plain()) return false;
-    return gate_ == nullptr || (part.grant != kNoGrant && views_ == nullptr);
+    return is_idle() && (gate_ == nullptr || (part.grant != kNoGrant && views_ == nullptr));
   }
   // Memory of the host and of this process alone where nothing is in the way of a view.
-  bool is_open() const noexcept {
-    return head_ == nullptr && bound_views_ == 0 && is_plain() && gate_ == nullptr;
+  bool is_open() const noexcept { return is_idle() && gate_ == nullptr; }
+  // Memory of the host and of this process alone where only other parts are in the way of this part of an op,
+  // and three words tell whether they are (append_next).
+  bool is_simple_for(const RequestPart& part) const noexcept {
+    if (!is_plain() || gate_ != nullptr || views_ != nullptr) return false;
+    return head_ == nullptr || (!is_counted_ && view_requests_ == 0 && is_whole(part));
   }
-  // The same without views, so that nothing is in the way of an op.
-  bool is_unused() const noexcept { return is_open() && views_ == nullptr; }
   bool has_views() const noexcept { return views_ != nullptr; }
   bool has_bound_views() const noexcept { return bound_views_ != 0; }
   bool has_view_requests() const noexcept { return view_requests_ != 0; }
@@ -109,13 +110,8 @@ class Queue : public QueueBase {
   bool append(RequestPart* part, ReadyList* ready) noexcept;
   // Appends a part that is not on a stream to a queue without parts; no view is in its way. It is granted.
   void append_alone(RequestPart* part) noexcept {
-    part->views = nullptr;
-    part->sequence = next_sequence_++;
     part->next = part->previous = nullptr;
-    part->is_appended = part->is_queued = part->is_granted = true;
-    part->waits_for_host = part->is_overwriting = false;
-    part->is_ahead = part->holds_memory = part->is_submitted = false;
-    part->blockers = 0;
+    begin_part(part, true);
     head_ = tail_ = part;
     if (!is_whole(*part)) {
       is_counted_ = true;
@@ -124,9 +120,26 @@ class Queue : public QueueBase {
       ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
     }
   }
-  // Of an op that is appended: its memory counts as held, unless it is small.
-  void hold_memory(RequestPart* part) noexcept {
-    if (is_large()) count_holder(part);
+  // Appends a part of an op that is not on a stream. Requires is_simple_for(). True if it is granted.
+  bool append_next(RequestPart* part) noexcept {
+    bool is_granted = true;
+    if (head_ == nullptr) {
+      append_alone(part);
+    } else {
+      is_granted = first_waiting_ == nullptr && active_writers_ == 0 &&
+                   (part->access == Access::kRead || active_readers_ == 0);
+      part->previous = tail_;
+      part->next = nullptr;
+      begin_part(part, is_granted);
+      tail_ = tail_->next = part;
+      if (is_granted) {
+        ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
+      } else if (first_waiting_ == nullptr) {
+        first_waiting_ = part;
+      }
+    }
+    hold_memory(part);
+    return is_granted;
   }
   // Inserts a part before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;
@@ -258,6 +271,22 @@ class Queue : public QueueBase {
   void take_over(Queue& other) noexcept;
 
  private:
+  bool is_idle() const noexcept { return head_ == nullptr && bound_views_ == 0 && is_plain(); }
+  // Of a part that is put in without a look at other parts.
+  void begin_part(RequestPart* part, bool is_granted) noexcept {
+    part->views = nullptr;
+    part->sequence = next_sequence_++;
+    part->needs_grant = false;
+    part->is_appended = part->is_queued = true;
+    part->is_granted = is_granted;
+    part->waits_for_host = part->is_overwriting = false;
+    part->is_ahead = part->holds_memory = part->is_submitted = false;
+    part->blockers = 0;
+  }
+  // Of an op that is appended: its memory counts as held, unless it is small.
+  void hold_memory(RequestPart* part) noexcept {
+    if (is_large()) count_holder(part);
+  }
   bool is_whole(const RequestPart& part) const noexcept { return part.extent.contains(bounds_); }
   static bool conflicts(const RequestPart& a, const RequestPart& b) noexcept {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);

@@ -9,7 +9,7 @@
 
 namespace tenon::impl {
 
-bool QueueLock::lock_if_listed() noexcept {
+bool QueueLock::wait_if_listed() noexcept {
   while (!try_listed()) {
     if (state_.load(std::memory_order_relaxed) == State::kUnlisted) return false;
     pause_until([this] { return state_.load(std::memory_order_relaxed) != State::kLocked; });

@@ -34,6 +34,9 @@ class QueueLock {
       wait_or_list();
   }
   bool try_lock() noexcept { return try_listed() || list_locked(); }
+  // For a thread that locks several queues in the order of their addresses. False: it is not listed, and not
+  // locked.
+  bool lock_if_listed() noexcept { return try_listed() || wait_if_listed(); }
   // pairs with: QueueLock::try_listed, "the section of a queue"
   void unlock() noexcept { state_.store(State::kFree, std::memory_order_release); }
 
@@ -51,8 +54,7 @@ class QueueLock {
     return state_.compare_exchange_strong(expected, State::kLocked, std::memory_order_acquire,
                                           std::memory_order_relaxed);
   }
-  // False: it is not listed, and not locked.
-  bool lock_if_listed() noexcept;
+  bool wait_if_listed() noexcept;
   // Lists and locks it. False: it is listed already.
   bool list_locked() noexcept;
   void wait_or_list() noexcept;
@@ -124,7 +126,7 @@ template <class LockAt>
 void lock_together(size_t n, LockAt lock_at) noexcept {
   for (size_t i = 0; i < n; ++i) {
     QueueLock* const next = lock_at(i);
-    if (next == nullptr || next->try_listed() || next->lock_if_listed()) [[likely]]
+    if (next == nullptr || next->lock_if_listed()) [[likely]]
       continue;
     while (i-- > 0) {
       if (QueueLock* const locked = lock_at(i)) locked->unlock();

@@ -2,6 +2,7 @@
 #include "sync/requests.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -26,22 +27,33 @@ void unlock_queues(std::span<RequestPart> parts) noexcept {
   }
 }
 
-// Finds the queues, sorts the parts by them and locks the queues.
+bool is_at_home(const RequestPart& e) noexcept {
+  // pairs with: KnownMemory::merge, "a home and its queue"
+  return e.home->load(std::memory_order_acquire) == e.queue;
+}
+
+// Finds the queues, and sorts the parts by them.
+void find_queues(std::span<RequestPart> parts) noexcept {
+  bool is_sorted = true;
+  const Queue* last = nullptr;
+  for (RequestPart& e : parts) {
+    // pairs with: KnownMemory::merge, "a home and its queue"
+    e.queue = e.home->load(std::memory_order_acquire);
+    is_sorted &= last <= e.queue;
+    last = e.queue;
+  }
+  if (is_sorted) return;
+  std::sort(parts.begin(), parts.end(),
+            [](const RequestPart& a, const RequestPart& b) { return a.queue < b.queue; });
+}
+
 void lock_homes(std::span<RequestPart> parts) noexcept {
   if (parts.size() == 1) {
     parts[0].queue = &lock_home(*parts[0].home);
     return;
   }
-  const auto is_at_home = [](const RequestPart& e) {
-    // pairs with: KnownMemory::merge, "a home and its queue"
-    return e.home->load(std::memory_order_acquire) == e.queue;
-  };
   while (true) {
-    // pairs with: KnownMemory::merge, "a home and its queue"
-    for (RequestPart& e : parts) e.queue = e.home->load(std::memory_order_acquire);
-    const auto is_before = [](const RequestPart& a, const RequestPart& b) { return a.queue < b.queue; };
-    if (!std::is_sorted(parts.begin(), parts.end(), is_before))
-      std::sort(parts.begin(), parts.end(), is_before);
+    find_queues(parts);
     lock_queues(parts);
     if (std::all_of(parts.begin(), parts.end(), is_at_home)) return;
     unlock_queues(parts);
@@ -227,11 +239,78 @@ bool detail::lock_parts(Request& request) noexcept {
   return !request.parts.empty();
 }
 
+namespace {
+
+// The queues of a request with many parts are in no cache.
+constexpr size_t kFetchedAhead = 4;
+
+void fetch(const RequestPart& part) noexcept {
+  __builtin_prefetch(part.queue, 1);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(part.queue) + 64, 1);
+}
+
+// Appends an op in one pass over its queues. False: nothing has changed, because a queue needs a closer look.
+bool append_to_all(Request& op, uint32_t* missing) noexcept {
+  const std::span<RequestPart> parts = op.parts;
+  find_queues(parts);
+  size_t n = 0;
+  for (const Queue* last = nullptr; n < parts.size(); ++n) {
+    if (n + kFetchedAhead < parts.size()) fetch(parts[n + kFetchedAhead]);
+    RequestPart& part = parts[n];
+    Queue& queue = *part.queue;
+    if (&queue == last || !queue.lock.lock_if_listed()) break;
+    if (!is_at_home(part) || !queue.is_simple_for(part)) {
+      queue.lock.unlock();
+      break;
+    }
+    part.request = &op;
+    *missing += queue.append_next(&part) ? 0 : 1;
+    last = &queue;
+  }
+  const bool is_appended = n == parts.size();
+  op.missing.store(*missing, std::memory_order_relaxed);
+  ReadyList none;  // no part behind the last one waits for it
+  for (RequestPart& part : parts.first(n)) {
+    if (!is_appended) (void)part.queue->remove(&part, &none);
+    part.queue->lock.unlock();
+  }
+  return is_appended;
+}
+
+// The same for an op with one part. False: its queue is locked.
+bool append_to_one(Request& op, uint32_t* missing) noexcept {
+  RequestPart& part = op.parts[0];
+  Queue& queue = lock_home(*part.home);
+  part.queue = &queue;
+  if (op.is_on_stream() || !queue.is_simple_for(part)) [[unlikely]]
+    return false;
+  part.request = &op;
+  *missing = queue.append_next(&part) ? 0 : 1;
+  op.missing.store(*missing, std::memory_order_relaxed);
+  queue.lock.unlock();
+  return true;
+}
+
+Appended append_op(Request& op, OnHost on_host, Conflict* conflict) noexcept {
+  uint32_t missing = 0;
+  op.born_in = this_thread.running;
+  op.is_gated = false;
+  if (op.parts.size() == 1) {
+    op.keeps_parts = append_to_one(op, &missing);
+  } else {
+    op.keeps_parts = !op.is_on_stream() && append_to_all(op, &missing);
+    if (!op.keeps_parts) lock_homes(op.parts);
+  }
+  if (!op.keeps_parts) return append_locked(op, on_host, conflict);
+  return missing == 0 ? Appended::kGranted : Appended::kWaiting;
+}
+
+}  // namespace
+
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
-  const bool is_op = request.kind == HolderKind::kOp;
-  request.heeds_host = is_op && on_host != OnHost::kIgnore;
-  if (is_op ? append_to_idle<true>(request) : append_to_idle<false>(request)) return Appended::kGranted;
-  return append_locked(request, on_host, conflict);
+  request.heeds_host = request.kind == HolderKind::kOp && on_host != OnHost::kIgnore;
+  if (request.kind == HolderKind::kOp) return append_op(request, on_host, conflict);
+  return append_to_idle(request) ? Appended::kGranted : append_locked(request, on_host, conflict);
 }
 
 Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noexcept {
@@ -622,39 +701,6 @@ std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent
   }
 }
 
-Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept {
-  Queue& queue = lock_home(home);
-  Ref<Failure> failure = queue.failure_in(extent);
-  queue.lock.unlock();
-  return failure;
-}
-
-namespace {
-
-// The failure of the first part for which find(part) returns one, of those that read.
-template <class Find>
-Ref<Failure> first_failure(const Request& request, Find find) noexcept {
-  for (const RequestPart& e : request.parts) {
-    if (e.is_overwrite || e.is_overwriting || !e.queue->has_failures.load(std::memory_order_relaxed))
-      continue;
-    if (Ref<Failure> failure = find(e)) return failure;
-  }
-  return {};
-}
-
-}  // namespace
-
-Ref<Failure> failure_of(const Request& request) noexcept {
-  return first_failure(request, [](const RequestPart& e) { return failure_of(*e.home, e.extent); });
-}
-
-Ref<Failure> failure_before(const Request& request) noexcept {
-  return first_failure(request, [](const RequestPart& e) {
-    const std::scoped_lock lock(e.queue->lock);
-    return e.queue->failure_in(e.extent, e.sequence);
-  });
-}
-
 void detach(Request& request) noexcept {
   request.is_detached.store(true, std::memory_order_relaxed);
   if (!request.is_gated) return;
@@ -687,44 +733,6 @@ bool has_views_of_thread(const Request& request) noexcept {
     }
   }
   return false;
-}
-
-bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexcept {
-  FailedRange* spare = new (std::nothrow) FailedRange;
-  Queue& queue = lock_home(home);
-  FailedRange* healed = queue.heal(extent, &spare);
-  Gate* const gate = queue.gate();
-  queue.lock.unlock();
-  delete spare;
-  while (healed != nullptr) delete std::exchange(healed, healed->next);
-  return gate == nullptr || gate->clear_deaths(extent, Deadline(gate_timeout_ns()), conflict);
-}
-
-void settle(const Request& request, const Ref<Failure>& failure) noexcept {
-  for (const RequestPart& e : request.parts) {
-    if (e.access != Access::kWrite) continue;
-    if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {
-      e.queue->gate()->heal(e.extent);
-    }
-    FailedRange* node =
-        failure ? new (std::nothrow) FailedRange{e.extent, failure, nullptr, e.sequence} : nullptr;
-    FailedRange* healed = nullptr;
-    const bool may_heal = e.is_overwrite && e.queue->has_failures.load(std::memory_order_relaxed);
-    if (failure || may_heal) {
-      FailedRange* spare = new (std::nothrow) FailedRange;
-      {
-        const std::scoped_lock lock(e.queue->lock);
-        healed = e.queue->heal(e.extent, &spare);
-        if (node != nullptr) {
-          e.queue->add_failure(node);
-        } else if (failure) {
-          e.queue->add_failure_without_node(e.extent);
-        }
-      }
-      delete spare;
-    }
-    while (healed != nullptr) delete std::exchange(healed, healed->next);
-  }
 }
 
 }  // namespace tenon::impl

@@ -60,10 +60,8 @@ struct Conflict {
 // Requires: every part has home, extent, access; extents are not empty.
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
-// The same in two steps; is_op: the kind of the request. True: it is granted, because it has no parts, or one
-// on memory that nothing else holds or waits for. False: its queues are locked, and append_locked() must
-// follow.
-template <bool is_op>
+// The same in two steps for a lease or a call. True: it is granted, because it has no parts, or one on memory
+// that nothing else holds or waits for. False: its queues are locked, and append_locked() must follow.
 bool append_to_idle(Request& request) noexcept;
 Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
@@ -177,26 +175,23 @@ bool lock_parts(Request& request) noexcept;
 
 }  // namespace detail
 
-template <bool is_op>
 [[gnu::always_inline]] inline bool append_to_idle(Request& request) noexcept {
   if (request.parts.size() != 1) [[unlikely]]
     return !detail::lock_parts(request);
   RequestPart& part = request.parts[0];
   Queue& queue = lock_home(*part.home);
   part.queue = &queue;
-  if (!(is_op ? queue.is_unused() : queue.is_idle_for(part) && this_thread.running == 0)) return false;
+  if (!queue.is_idle_for(part) || this_thread.running != 0) return false;
   if (request.is_for_view() || request.is_on_stream()) [[unlikely]]
     return false;
   part.request = &request;
-  part.needs_grant = false;
   queue.append_alone(&part);
-  if constexpr (is_op) queue.hold_memory(&part);
-  request.born_in = this_thread.running;
+  request.born_in = 0;
   request.is_gated = queue.gate() != nullptr;
   if (request.is_gated) [[unlikely]]
     request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
   request.missing.store(0, std::memory_order_relaxed);
-  if constexpr (!is_op) detail::count_in(request);
+  detail::count_in(request);
   queue.lock.unlock();
   return true;
 }

@@ -191,7 +191,7 @@ class BlockingRequest final : public Request {
   bool acquire(const Deadline& deadline, Conflict* conflict) noexcept;
   // The same in two steps, so that the usual case needs no conflict. False: the queues are locked, and
   // acquire_locked() must follow.
-  bool acquire_idle() noexcept { return append_to_idle<false>(*this); }
+  bool acquire_idle() noexcept { return append_to_idle(*this); }
   bool acquire_locked(const Deadline& deadline, Conflict* conflict) noexcept;
   // Set before that: the span that gets the time of the grant; its key is the address of the request.
   trace::Span span = trace::kNoSpan;
