@@ -58,7 +58,8 @@ typedef struct tenon_device_statistics {
   uint64_t pinned_nbytes;     /* of arrays that were created in pinned memory */
   uint64_t registered_nbytes; /* by tenon_device_register */
   uint64_t events;            /* alive */
-  uint64_t submitted;         /* ops and exports whose work on a stream is not known to be done */
+  uint64_t submitted;         /* ops and exports whose work on a stream is not known to be done; falls after
+                                 the waits for them return */
 } tenon_device_statistics;
 
 TENON_API void tenon_device_statistics_get(tenon_device_statistics* out);

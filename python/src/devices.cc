@@ -272,7 +272,7 @@ void add_devices(nb::module_& module) {
   module.def("device_statistics", device_statistics, nb::sig("def device_statistics() -> dict[str, int]"),
              "What this process has on devices, for tests and leak checks: device_nbytes, pinned_nbytes, "
              "registered_nbytes,\nevents, and submitted: the ops and exports whose work on a stream is not "
-             "known to be done.");
+             "known to be done (the number falls after the waits for them return).");
 }
 
 }  // namespace tenon::python
