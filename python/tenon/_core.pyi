@@ -917,7 +917,7 @@ def device_count() -> int:
 def device_statistics() -> dict[str, int]:
     """
     What this process has on devices, for tests and leak checks: device_nbytes, pinned_nbytes, registered_nbytes,
-    events, and submitted: the ops and exports whose work on a stream is not known to be done.
+    events, and submitted: the ops and exports whose work on a stream is not known to be done (the number falls after the waits for them return).
     """
 
 def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int, device: str) -> NDArray: ...
