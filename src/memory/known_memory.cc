@@ -220,7 +220,7 @@ Ref<Storage> KnownMemory::find(const std::byte* data, size_t nbytes, Access acce
   const Section section(*this);
   sweep();
   const Region* const idle = idle_[idle_slot(begin)];
-  if (idle != nullptr && idle->begin() == begin && begin + nbytes <= idle->end()) return {};  // no storages
+  if (idle != nullptr && idle->begin() == begin) return {};  // no storages, and the bytes begin in no other
   const auto overlap = first_overlap(begin, begin + nbytes);
   if (overlap == map_.end()) return {};
   const auto lends = [&](Storage* s) {
