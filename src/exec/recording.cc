@@ -154,12 +154,17 @@ Ref<Op> Recording::make_op(const char* name, const char* site) {
   return op;
 }
 
-// Takes all that is spare, keeps the first and puts the rest back.
+// Takes all that is spare, keeps the first and puts the rest back. The rest may be long: its end is looked for
+// only if others have come meanwhile.
 RequestPart* Recording::take_parts() {
   // pairs with: Recording::keep_parts, "parts of an op that was destroyed"
   if (Parts* const spare = spare_.exchange(nullptr, std::memory_order_acquire)) {
     spare_nbytes_.fetch_sub(parts_nbytes(), std::memory_order_relaxed);
-    if (Parts* const rest = spare->next) {
+    Parts* const rest = spare->next;
+    Parts* none = nullptr;
+    // pairs with: Recording::take_parts, "parts of an op that was destroyed"
+    if (!spare_.compare_exchange_strong(none, rest, std::memory_order_release, std::memory_order_relaxed) &&
+        rest != nullptr) {
       Parts* last = rest;
       while (last->next != nullptr) last = last->next;
       keep_parts(rest, last);
