@@ -211,5 +211,34 @@ TEST(RoundTrip, OfForeignMemoryImportedTwiceSharesTheStorage) {
   EXPECT_EQ(first.deaths, 1);
 }
 
+TEST(Import, OfKnownMemoryDeletesTheSecondTensorOnceAlsoOnFailure) {
+  alignas(64) float data[8] = {};
+  ForeignVersioned first(data, {4});
+  Ref<Array> a = import_versioned(&first.tensor, TENON_READONLY);
+  ForeignVersioned same(data, {4});
+  Ref<Array> b = import_versioned(&same.tensor, TENON_READONLY);
+  EXPECT_EQ(same.deaths, 1);
+  ForeignVersioned writable(data, {4});  // the known memory cannot lend it
+  Ref<Array> c = import_versioned(&writable.tensor, 0);
+  EXPECT_EQ(writable.deaths, 0);
+  ForeignVersioned malformed(data, {-4});
+  EXPECT_EQ(code_of([&] { (void)import_versioned(&malformed.tensor, 0); }), Code::kBuffer);
+  EXPECT_EQ(malformed.deaths, 1);
+  ForeignVersioned rest(data + 4, {4});
+  const Ref<Array> d = import_versioned(&rest.tensor, 0);
+  const auto in_use = {export_versioned(*c, 0), export_versioned(*d, 0)};
+  ForeignVersioned bridge(data, {8});
+  EXPECT_EQ(code_of([&] { (void)import_versioned(&bridge.tensor, 0); }), Code::kLeaseConflict);
+  EXPECT_EQ(bridge.deaths, 1);
+  for (DLManagedTensorVersioned* view : in_use) view->deleter(view);
+  c = {};
+  EXPECT_EQ(writable.deaths, 1);
+  a = {};
+  EXPECT_EQ(first.deaths, 0);
+  b = {};
+  EXPECT_EQ(first.deaths, 1);
+  EXPECT_EQ(same.deaths + malformed.deaths + bridge.deaths + writable.deaths + rest.deaths, 4);
+}
+
 }  // namespace
 }  // namespace tenon::impl::dlpack

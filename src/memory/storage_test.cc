@@ -132,6 +132,31 @@ TEST(KnownMemory, FindsTheLivingStorageThatContainsTheBytes) {
   EXPECT_FALSE(Storage::find(bytes.data() + 10, 50, Access::kRead));
 }
 
+// A region stays in the map when its last storage is gone, so that the next import of the same bytes is fast.
+TEST(KnownMemory, FindsMemoryThatIsImportedAgainAtTheAddressOfAnIdleRegion) {
+  std::vector<std::byte> bytes(128);
+  std::byte* const idle = bytes.data() + 32;
+  const auto import = [](std::byte* data, size_t nbytes) {
+    return Storage::adopt(memory_at(data, nbytes, nullptr, keep));
+  };
+  for (const auto& [begin, nbytes] : {std::pair{idle, 32}, {idle, 8}, {idle, 96}, {bytes.data(), 128}}) {
+    (void)import(idle, 32);
+    EXPECT_FALSE(Storage::find(idle, 32, Access::kRead));
+    EXPECT_FALSE(Storage::find(idle, 96, Access::kRead));
+    const Ref<Storage> again = import(begin, nbytes);
+    EXPECT_EQ(Storage::find(begin, nbytes, Access::kWrite).get(), again.get()) << nbytes;
+    EXPECT_EQ(Storage::find(idle, 8, Access::kWrite).get(), again.get()) << nbytes;
+    EXPECT_EQ(Storage::find(idle, 96, Access::kRead).get(), nbytes >= 96 ? again.get() : nullptr);
+  }
+}
+
+TEST(KnownMemory, IdleRegionsHideNoOtherMemory) {
+  std::vector<std::byte> bytes(512), others(512);
+  for (std::byte& other : others) (void)Storage::adopt(memory_at(&other, 1, nullptr, keep));
+  const Ref<Storage> a = Storage::adopt(memory_at(bytes.data(), bytes.size(), nullptr, keep));
+  for (std::byte& byte : bytes) EXPECT_EQ(Storage::find(&byte, 1, Access::kRead).get(), a.get());
+}
+
 TEST(KnownMemory, FindsNoStorageThatDoesNotKeepItsMemoryOrDoesNotAllowTheAccess) {
   std::vector<std::byte> bytes(100);
   const Ref<Storage> unowned = Storage::adopt(memory_at(bytes.data(), 50));
