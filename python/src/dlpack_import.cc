@@ -128,18 +128,28 @@ bool requires_grad(nb::handle object) {
   return is_true(owned(PyObject_GetAttr(object.ptr(), name.get())));
 }
 
-// Some of its elements are neighbours in memory.
-bool has_neighbours(const tenon_array_desc& desc) {
+// The array may be a part of a complex tensor that lies between its real parts. These are two elements apart,
+// so that all strides are even.
+bool may_be_imaginary_part(const tenon_array_desc& desc) {
+  if (desc.dtype.code != TENON_FLOAT) return false;
   for (int32_t i = 0; i < desc.ndim; ++i) {
-    if (desc.strides[i] == 1 && desc.shape[i] > 1) return true;
+    if (desc.strides[i] % 2 != 0 && desc.shape[i] > 1) return false;
   }
-  return false;
+  return true;
+}
+
+// The first real part of a complex tensor is at an even offset of its memory, and the imaginary parts are at
+// odd ones, whatever the address of the memory is.
+bool has_odd_offset(nb::handle tensor) {
+  static Name storage_offset("storage_offset");
+  const nb::object offset = owned(PyObject_CallMethodObjArgs(tensor.ptr(), storage_offset.get(), nullptr));
+  return nb::cast<int64_t>(offset) % 2 != 0;
 }
 
 // Tensors of PyTorch may stand for the conjugate or, as the imaginary part of one, for the negative of what
-// lies in memory. The elements of such a part are never neighbours, so that the usual real tensor need not be
-// asked, which takes a quarter of its import. Not seen: the negative of neighbours, which a program can only
-// make with as_strided() or torch._neg_view().
+// lies in memory. Only a real tensor that can be such a part is asked, because is_neg() takes a quarter of an
+// import. Not seen: the negative of other memory, which a program can only make with as_strided() or
+// torch._neg_view().
 void check_lazy_bits(nb::handle object, const Array& array) {
   const DType dtype = array.dtype();
   static Name is_conj("is_conj"), is_neg("is_neg");
@@ -149,8 +159,9 @@ void check_lazy_bits(nb::handle object, const Array& array) {
     }
   };
   if (dtype.code() == TENON_COMPLEX) refuse_if(is_conj, "conjugated", "resolve_conj");
-  const bool may_be_part = dtype.code() == TENON_FLOAT && !has_neighbours(array.desc());
-  if (dtype.code() == TENON_COMPLEX || may_be_part) refuse_if(is_neg, "negated", "resolve_neg");
+  const bool may_be_negated =
+      dtype.code() == TENON_COMPLEX || (may_be_imaginary_part(array.desc()) && has_odd_offset(object));
+  if (may_be_negated) refuse_if(is_neg, "negated", "resolve_neg");
 }
 
 bool is_set(nb::handle object, const char* name) {

@@ -274,15 +274,27 @@ def test_the_negated_part_of_a_conjugated_tensor_is_refused(dtype, part):
         tn.from_dlpack(t)
 
 
-def test_a_tensor_with_neighbouring_elements_is_not_asked_for_its_sign(monkeypatch):
+@pytest.mark.parametrize("offset", [0, 4, 8, 12])
+def test_the_address_of_a_negated_part_does_not_matter(offset):
+    x = np.frombuffer(bytearray(100), "c8", offset=offset, count=9).reshape(3, 3)
+    for part in (torch.from_numpy(x).conj().imag, torch.from_numpy(x)[1:, 1:].conj().imag):
+        assert part.is_neg()
+        with pytest.raises(BufferError, match="resolve_neg"):
+            tn.from_dlpack(part)
+
+
+def test_only_a_tensor_that_can_be_an_imaginary_part_is_asked_for_its_sign(monkeypatch):
     asked = []
     is_neg = torch.Tensor.is_neg
     monkeypatch.setattr(torch.Tensor, "is_neg", lambda t: asked.append(t.shape) or is_neg(t))
     tn.from_dlpack(torch.zeros(4, 8))
     tn.from_dlpack(torch.zeros(4, 8).T)
-    assert not asked
     tn.from_dlpack(torch.zeros(8)[::2])
+    tn.from_dlpack(torch.zeros(9)[1::3])
     tn.from_dlpack(torch.zeros(1))
+    assert not asked
+    tn.from_dlpack(torch.zeros(8)[1::2])
+    tn.from_dlpack(torch.zeros(2)[1])
     tn.from_dlpack(torch.zeros(3, dtype=torch.complex64))
     assert len(asked) == 3
 
