@@ -46,7 +46,7 @@ format:
 	  | xargs .venv/bin/clang-format -i
 
 bench:
-	@$(ENV) test
+	@$(ENV) test --profiled
 	@.venv/bin/python bench/run.py $(ARGS)
 
 docs:

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares Python environments with the package installed, and does nothing when they are current.
 
-    env.py NAME            .venv with requirements/NAME.txt and the wheel of this tree
-    env.py compat VERSION  build/python-VERSION with requirements/compat.txt and the same wheel
+    env.py NAME [--profiled]  .venv with requirements/NAME.txt and the wheel of this tree
+    env.py compat VERSION     build/python-VERSION with requirements/compat.txt and the same wheel
+
+--profiled: the wheel as it is released, optimized by tools/profiled_wheel.py. Its build takes twice as long.
 
 The stamp of an environment lists its contents, by digests of the requirement files and of the sources. pip is
 called only for what differs, so a second run needs no network. Runs on any Python 3.8+, with the standard
@@ -17,9 +19,11 @@ import shutil
 import subprocess
 import sys
 
+import profiled_wheel
 from steps import ROOT, VENV, must_run
 
-WHEELS = ROOT / "build/wheel"
+WHEELS, PROFILED_WHEELS = ROOT / "build/wheel", ROOT / "build/profiled-wheel"
+BUILD_TOOLS = ("tools/readme.py", "tools/profiled_wheel.py", "tools/profile_workload.py")
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NAMES = ("tenon-arrays", "tenon")  # of the package; the second one in environments of earlier builds
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -87,8 +91,7 @@ def digest(paths):
 def source_files():
     """The files from which the wheel is built."""
     files = [
-        ROOT / name
-        for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "tools/readme.py")
+        ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", *BUILD_TOOLS)
     ]
     for folder in ("cmake", "include", "src", "python"):
         files += sorted((ROOT / folder).rglob("*"))
@@ -148,43 +151,47 @@ class Environment:
             must_run(step, self.python, *PIP, "uninstall", "--quiet", "--yes", *NAMES)
 
 
-def current_wheel(environment):
+def current_wheel(environment, is_profiled=False):
     """The wheel of this tree; builds it with the tools of the environment when sources have changed."""
-    stamp, sources = WHEELS / "sources.sha256", digest(source_files())
-    wheels = list(WHEELS.glob("*.whl"))
+    folder = PROFILED_WHEELS if is_profiled else WHEELS
+    stamp, sources = folder / "sources.sha256", digest(source_files())
+    wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1 or not stamp.exists() or stamp.read_text() != sources:
-        shutil.rmtree(WHEELS, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         environment.uninstall()
-        options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", WHEELS]
-        command = (environment.python, *PIP, "wheel", *options, ROOT)
-        must_run("build the wheel", *command, SKBUILD_CMAKE_DEFINE="TENON_PRECOMPILE=ON")
+        how = {"SKBUILD_CMAKE_DEFINE": "TENON_PRECOMPILE=ON"}
+        if is_profiled:
+            profiled_wheel.take_profile(environment.python)
+            how = {**profiled_wheel.ENVIRONMENT, **profiled_wheel.defines("USE")}
+        options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
+        must_run("build the wheel", environment.python, *PIP, "wheel", *options, ROOT, **how)
         stamp.write_text(sources)
-        wheels = list(WHEELS.glob("*.whl"))
+        wheels = list(folder.glob("*.whl"))
     return wheels[0]
 
 
-def prepare(name):
+def prepare(name, is_profiled=False):
     """.venv with requirements/NAME.txt and the current wheel."""
     if not shutil.which(os.environ.get("CXX", "c++")):
         sys.exit("Tenon needs a C++20 compiler (g++ 12 or newer, or clang++) and found none.")
     environment = Environment(VENV, base_python())
     environment.require(name)
-    environment.install(current_wheel(environment))
+    environment.install(current_wheel(environment, is_profiled))
     return environment
 
 
-def prepare_compat(version):
+def prepare_compat(version, is_profiled=False):
     """The environment of another CPython with the wheel, or None where that CPython is not installed."""
     python = find_python(version)
     if python is None:
         return None
     environment = Environment(ROOT / f"build/python-{version}", python)
     environment.require("compat")
-    environment.install(current_wheel(prepare("build")))
+    environment.install(current_wheel(prepare("build", is_profiled), is_profiled))
     return environment
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "compat":
         sys.exit(0 if prepare_compat(sys.argv[2]) else f"no CPython {sys.argv[2]} found")
-    prepare(sys.argv[1])
+    prepare(sys.argv[1], "--profiled" in sys.argv[2:])

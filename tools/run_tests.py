@@ -173,7 +173,7 @@ def other_pythons(report, own):
     for version in env.VERSIONS[:3]:
         if version == own:
             continue
-        environment = env.prepare_compat(version)
+        environment = env.prepare_compat(version, is_profiled=True)
         if environment is None:
             report.summaries[f"CPython {version}"] = "NOT ON THIS MACHINE: the wheel is not tested on it"
         else:
@@ -183,7 +183,7 @@ def other_pythons(report, own):
 
 def wheel(report, environment):
     """What package indexes, and users of other CPythons, need of the wheel."""
-    python, file = environment.python, env.current_wheel(environment)
+    python, file = environment.python, env.current_wheel(environment, is_profiled=True)
     report.step("twine check", python, "-m", "twine", "check", "--strict", file)
     report.step("check-wheel-contents", python, "-m", "check_wheel_contents", file)
     # Not the wheel: abi3audit fails at lib/libtenon.so, which is a linker script.
@@ -232,7 +232,7 @@ def check(report, environment):
     pytest(report, "slow tests", python, "-m", "slow")
     wheel(report, environment)
     other_pythons(report, environment.stamp["python"])
-    env.prepare("docs")
+    env.prepare("docs", is_profiled=True)
     report.step(
         "docs", python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs"
     )
@@ -246,7 +246,8 @@ def main(what="test"):
         if shutil.which("ccache"):
             os.environ.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
     report = Report()
-    RUNS[what](report, env.prepare("check" if what == "check" else "test"))
+    is_check = what == "check"
+    RUNS[what](report, env.prepare("check" if is_check else "test", is_profiled=is_check))
     report.close()
 
 
