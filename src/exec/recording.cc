@@ -108,13 +108,19 @@ bool Recording::is_new(const void* object) noexcept {
 }
 
 void Recording::prepare() {
-  claims_ = graph_.claims();
+  std::vector<StepUse> claims = graph_.claims();
   // The turn of an op. Overwritten, because a failure of one op does not concern the next.
-  claims_.push_back({&home_, Extent(), Access::kWrite, true});
-  // In the order of their queues, so that append() need not sort the parts.
-  std::sort(claims_.begin(), claims_.end(), [](const StepUse& a, const StepUse& b) {
-    return a.home->load(std::memory_order_relaxed) < b.home->load(std::memory_order_relaxed);
-  });
+  claims.push_back({&home_, Extent(), Access::kWrite, true});
+  // In the order of their queues, so that append() need not sort the parts. The queues are read once: a home
+  // may get another one meanwhile.
+  std::vector<std::pair<const Queue*, const StepUse*>> sorted;
+  sorted.reserve(claims.size());
+  for (const StepUse& claim : claims)
+    sorted.emplace_back(claim.home->load(std::memory_order_relaxed), &claim);
+  std::sort(sorted.begin(), sorted.end());
+  claims_.clear();
+  claims_.reserve(sorted.size());
+  for (const auto& [queue, claim] : sorted) claims_.push_back(*claim);
   steps_ = std::make_unique<Step[]>(size());
   roots_.clear();
   edges_.clear();
@@ -155,7 +161,7 @@ Ref<Op> Recording::make_op(const char* name, const char* site) {
 }
 
 // Takes all that is spare, keeps the first and puts the rest back. The rest may be long: its end is looked for
-// only if others have come meanwhile.
+// only if others have come meanwhile. A child that is forked between the two has none of them.
 RequestPart* Recording::take_parts() {
   // pairs with: Recording::keep_parts, "parts of an op that was destroyed"
   if (Parts* const spare = spare_.exchange(nullptr, std::memory_order_acquire)) {

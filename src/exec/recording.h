@@ -99,7 +99,7 @@ class Recording final : public Bodies {
   class InOp;
   struct Runner;
   // The parts of an op, one for each claim, which follow in memory.
-  struct Parts {
+  struct alignas(RequestPart) Parts {
     Parts* next = nullptr;  // in spare_
     RequestPart* first() noexcept { return reinterpret_cast<RequestPart*>(this + 1); }
   };
