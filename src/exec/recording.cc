@@ -160,8 +160,8 @@ Ref<Op> Recording::make_op(const char* name, const char* site) {
   return op;
 }
 
-// Takes all that is spare, keeps the first and puts the rest back. The rest may be long: its end is looked for
-// only if others have come meanwhile. A child that is forked between the two has none of them.
+// Takes all that is spare, keeps the first and puts the rest back. The rest may be long: its end is looked
+// for only if others have come meanwhile. A child that is forked between the two has none of them.
 RequestPart* Recording::take_parts() {
   // pairs with: Recording::keep_parts, "parts of an op that was destroyed"
   if (Parts* const spare = spare_.exchange(nullptr, std::memory_order_acquire)) {

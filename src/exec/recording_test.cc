@@ -528,11 +528,10 @@ TEST_F(RecordingOnPool, ReplaysThatAreUnderWayTogetherLeaveTheirPartsToLaterOnes
     for (Ref<Op>& op : ops) op = replay(*recording);
     for (const Ref<Op>& op : ops) parts->insert(op->parts.data());
   }
-  EXPECT_EQ(first.size(), 3u);
-  EXPECT_EQ(later, first);
+  EXPECT_TRUE(first.size() == 3 && later == first);
 }
 
-// Several claims in one queue: append() changes the parts of such an op, so that they are not used again.
+// append() changes the parts of an op with several claims in one queue, so that they are not used again.
 TEST_F(RecordingOnPool, EachReplayClaimsWhatWasRecorded) {
   Engine::instance().set_executor("inline", 0);
   const Ref<Recording> recording = Recording::create();
