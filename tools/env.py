@@ -5,7 +5,8 @@
     env.py NAME [--profiled]  .venv with requirements/NAME.txt and the wheel of this tree
     env.py compat VERSION     build/python-VERSION with requirements/compat.txt and the same wheel
 
---profiled: the wheel as it is released, optimized by tools/profiled_wheel.py. Its build takes twice as long.
+--profiled: the wheel as it is released, optimized with a profile (tools/wheel_profile.py; needs GCC). It
+takes two builds.
 
 The stamp of an environment lists its contents, by digests of the requirement files and of the sources. pip is
 called only for what differs, so a second run needs no network. Runs on any Python 3.8+, with the standard
@@ -19,11 +20,11 @@ import shutil
 import subprocess
 import sys
 
-import profiled_wheel
+import wheel_profile
 from steps import ROOT, VENV, must_run
 
 WHEELS, PROFILED_WHEELS = ROOT / "build/wheel", ROOT / "build/profiled-wheel"
-BUILD_TOOLS = ("tools/readme.py", "tools/profiled_wheel.py", "tools/profile_workload.py")
+BUILD_TOOLS = ("tools/readme.py", "tools/wheel_profile.py", "tools/wheel_workload.py")
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NAMES = ("tenon-arrays", "tenon")  # of the package; the second one in environments of earlier builds
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -161,8 +162,8 @@ def current_wheel(environment, is_profiled=False):
         environment.uninstall()
         how = {"SKBUILD_CMAKE_DEFINE": "TENON_PRECOMPILE=ON"}
         if is_profiled:
-            profiled_wheel.take_profile(environment.python)
-            how = {**profiled_wheel.ENVIRONMENT, **profiled_wheel.defines("USE")}
+            wheel_profile.take_profile(environment.python)
+            how = wheel_profile.variables("USE")
         options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
         must_run("build the wheel", environment.python, *PIP, "wheel", *options, ROOT, **how)
         stamp.write_text(sources)

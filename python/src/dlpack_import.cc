@@ -148,9 +148,9 @@ bool has_odd_offset(nb::handle tensor) {
 
 // Tensors of PyTorch may stand for the conjugate or, as the imaginary part of one, for the negative of what
 // lies in memory. Only a real tensor that can be such a part is asked, because is_neg() takes a quarter of an
-// import. Not seen: the negative of other memory, which a program can only make with as_strided() or
-// torch._neg_view().
-void check_lazy_bits(nb::handle object, const Array& array) {
+// import. The offset of another class with these methods is not known. Not seen: the negative of other
+// memory, which a program can only make with as_strided() or torch._neg_view().
+void check_lazy_bits(nb::handle object, const Exchange& exchange, const Array& array) {
   const DType dtype = array.dtype();
   static Name is_conj("is_conj"), is_neg("is_neg");
   const auto refuse_if = [&](Name& method, const char* what, const char* way_out) {
@@ -159,9 +159,9 @@ void check_lazy_bits(nb::handle object, const Array& array) {
     }
   };
   if (dtype.code() == TENON_COMPLEX) refuse_if(is_conj, "conjugated", "resolve_conj");
-  const bool may_be_negated =
-      dtype.code() == TENON_COMPLEX || (may_be_imaginary_part(array.desc()) && has_odd_offset(object));
-  if (may_be_negated) refuse_if(is_neg, "negated", "resolve_neg");
+  const bool may_be_part =
+      may_be_imaginary_part(array.desc()) && (!exchange.is_torch || has_odd_offset(object));
+  if (dtype.code() == TENON_COMPLEX || may_be_part) refuse_if(is_neg, "negated", "resolve_neg");
 }
 
 bool is_set(nb::handle object, const char* name) {
@@ -332,7 +332,7 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writ
   } catch (nb::python_error& error) {
     refuse_tensor(object, exchange, error);
   }
-  if (exchange.has_lazy_bits) check_lazy_bits(object, array);
+  if (exchange.has_lazy_bits) check_lazy_bits(object, exchange, array);
   return array;
 }
 

@@ -119,7 +119,6 @@ void Recording::prepare() {
     sorted.emplace_back(claim.home->load(std::memory_order_relaxed), &claim);
   std::sort(sorted.begin(), sorted.end());
   claims_.clear();
-  claims_.reserve(sorted.size());
   for (const auto& [queue, claim] : sorted) claims_.push_back(*claim);
   steps_ = std::make_unique<Step[]>(size());
   roots_.clear();

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls for whose counts the profiled wheel is optimized: run by tools/profiled_wheel.py, with the
-instrumented package on the path: exchange, as programs call it for each array.
+"""The calls for whose counts the wheel is optimized (tools/wheel_profile.py): exchange with NumPy and
+PyTorch.
 
 Ops and recordings are left out. What runs for them differs between Python and C, so that counts of one say
 nothing of the other."""

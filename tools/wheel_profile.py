@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Takes the profile with which the wheel is optimized: builds the package with counters in build/profiled,
+and runs tools/wheel_workload.py with it. The counts lie in that folder. The wheel is built there next, with
+the environment variables that `variables("USE")` returns.
+
+Needs GCC, and a Python that has the requirements of the build."""
+
+import os
+import shutil
+import sys
+import tempfile
+
+from steps import ROOT, must_run
+
+FOLDER = ROOT / "build/profiled"
+
+
+def variables(profile):
+    """For a build in the folder of the counts. profile: GENERATE or USE (TENON_PROFILE of CMakeLists.txt)."""
+    return {
+        "SKBUILD_BUILD_DIR": os.fspath(FOLDER),
+        "SKBUILD_CMAKE_DEFINE": f"TENON_PRECOMPILE=ON;TENON_PROFILE={profile}",
+        "CCACHE_DISABLE": "1",  # it does not see the counts
+    }
+
+
+def take_profile(python=sys.executable):
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as site:
+        options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", site)
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", *options, ROOT)
+        must_run("build the package with counters", *pip, **variables("GENERATE"))
+        must_run("run it for the profile", python, ROOT / "tools/wheel_workload.py", PYTHONPATH=site)
+
+
+if __name__ == "__main__":
+    take_profile()
