@@ -165,8 +165,7 @@ void Channel::take_role(ChannelRole role) {
     store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
   }
-  (void)add(end.openings(role), 1u);
-  publish(end.roles, look(end.roles) | role);
+  ends_.add_role(role);
   // First adds the role, then reads is_closed_; close() does the opposite.
   // pairs with: Channel::close, "a role of an opening"
   roles_.fetch_or(role, std::memory_order_seq_cst);
@@ -181,8 +180,8 @@ void Channel::take_role(ChannelRole role) {
 
 // There is no producer, and this opening has not reported it since the last one left.
 bool Channel::has_ended() const noexcept {
-  return ends_.count(kProducer) == 0 &&
-         look(state_->closings) > seen_closings_.load(std::memory_order_relaxed);
+  return look(state_->closings) > seen_closings_.load(std::memory_order_relaxed) &&
+         ends_.count(kProducer) == 0;
 }
 
 // The slot of one of the last plan_.slots items; kNoSlot: it was not sent, or is not in its slot any more.
@@ -358,9 +357,9 @@ uint32_t Channel::slot_to_receive() const noexcept {
 void Channel::note_empty(uint32_t signals) noexcept {
   const uint32_t self = segment_->participant().index();
   uint64_t peers[std::extent_v<Mask>]{};
-  for (uint32_t p = 0; p < kParticipants; ++p) {
-    if (p != self && look(state_->ends[p].roles) != 0) peers[p / 64] |= uint64_t{1} << (p % 64);
-  }
+  ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
+    if (p != self && look(end.roles) != 0) peers[p / 64] |= uint64_t{1} << (p % 64);
+  });
   for (size_t i = 0; i < std::size(peers_); ++i) peers_[i].store(peers[i], std::memory_order_relaxed);
   empty_at_ms_.store(coarse_now_ms(), std::memory_order_relaxed);
   // pairs with: Channel::is_still_empty, "an attempt that found nothing"
@@ -596,7 +595,8 @@ void Channel::send(Item& item) {
     throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
   }
   {
-    const TimedLock lock(state_->mutex, Deadline(gate_timeout_ns()), "send through the channel");
+    const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
+                         "send through the channel");
     (void)item.lease_.release();
     if (end_uses(item)) {
       give_back(item);

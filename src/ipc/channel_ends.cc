@@ -18,41 +18,43 @@ bool ChannelEnds::is_alive(uint32_t p) const noexcept {
 
 uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
   uint32_t n = 0;
-  for (const ChannelEnd& end : state_->ends) n += (look(end.roles) & role) != 0 ? 1 : 0;
+  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (look(end.roles) & role) != 0 ? 1 : 0; });
   return n;
 }
 
 uint64_t ChannelEnds::least_cursor() const noexcept {
   uint64_t least = UINT64_MAX;
-  for (const ChannelEnd& end : state_->ends) {
+  visit_ends([&](uint32_t, const ChannelEnd& end) {
     if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
-  }
+  });
   return least;
 }
 
 std::string ChannelEnds::stopped_text() const {
   std::string text;
-  for (uint32_t p = 0; p < kParticipants; ++p) {
-    const ChannelEnd& end = state_->ends[p];
-    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) continue;
+  visit_ends([&](uint32_t p, const ChannelEnd& end) {
+    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) return;
     text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
                    command_of(segment_->control().place(p)), "), which is stopped");
-  }
+  });
   return text.empty() ? text : text + ", uses it";
 }
 
 bool ChannelEnds::end_dead() noexcept {
   bool has_found = false;
-  for (uint32_t p = 0; p < kParticipants; ++p) {
-    ChannelEnd& end = state_->ends[p];
+  visit_ends([&](uint32_t p, ChannelEnd& end) {
     end_closed(end);
     const uint32_t roles = look(end.roles);
-    if (roles == 0 || is_alive(p)) continue;
+    if (roles == 0) {
+      clear_bit(state_->with_roles, p);
+      return;
+    }
+    if (is_alive(p)) return;
     has_found = true;
     if ((roles & kProducer) != 0) count_death(end);
     end_roles(end, roles);
     wake_all();
-  }
+  });
   return has_found;
 }
 
@@ -66,7 +68,8 @@ void ChannelEnds::count_death(ChannelEnd& end) noexcept {
     store(state_->deaths, deaths + 1);
   };
   if (look(end.death) == 0) {
-    std::ranges::for_each(state_->ends, finish);  // else an uncounted death could have the same number
+    // Else an uncounted death could have the same number.
+    visit_ends([&](uint32_t, const ChannelEnd& other) { finish(other); });
     store(end.death, look(state_->deaths) + 1);
   }
   finish(end);
@@ -85,6 +88,13 @@ void ChannelEnds::end_closed(ChannelEnd& end) noexcept {
   for (const ChannelRole role : {kProducer, kConsumer}) {
     if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
   }
+}
+
+void ChannelEnds::add_role(ChannelRole role) noexcept {
+  ChannelEnd& end = own();
+  set_bit(state_->with_roles, segment_->participant().index());
+  (void)add(end.openings(role), 1u);
+  publish(end.roles, look(end.roles) | role);
 }
 
 void ChannelEnds::wake_all() noexcept {

@@ -33,6 +33,13 @@ class ChannelEnds {
   bool end_dead() noexcept;
   // Ends the roles for which the process has closed all openings.
   void end_closed(ChannelEnd& end) noexcept;
+  // Gives the role to the end of this process.
+  void add_role(ChannelRole role) noexcept;
+  // Calls visit(place, end) with each end that may have a role. Does not require the mutex.
+  template <class Visit>
+  void visit_ends(Visit visit) const {
+    visit_bits(state_->with_roles, [&](uint32_t p) { visit(p, state_->ends[p]); });
+  }
   // Wakes sleeping producers and consumers. Does not require the mutex.
   void wake_all() noexcept;
 

@@ -8,7 +8,7 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x354E4E4148434E54;  // "TNCHANN5"
+constexpr uint64_t kChannelMark = 0x364E4E4148434E54;  // "TNCHANN6"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -56,7 +56,10 @@ struct ChannelState {
   std::atomic<uint64_t> deaths;
   std::atomic<uint32_t> dead_pids[kKnownDead];  // of death n at n % kKnownDead
   std::atomic<uint64_t> closings;               // how often the channel has lost its last producer
-  alignas(64) SharedEvent items;                // signaled when there may be something to receive
+  // The places whose ends may have a role: a bit is set before the role, and stays after the role has ended
+  // until the next process looks for deaths.
+  Mask with_roles;
+  alignas(64) SharedEvent items;  // signaled when there may be something to receive
   // The slot of an item that was sent recently, usually of the last item. Written without the mutex, before
   // the signal. A consumer that waits gets it with the cache line of the event.
   std::atomic<uint32_t> recent_slot;

@@ -49,18 +49,13 @@ void make_robust(pthread_mutex_t* mutex) {
   if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
 }
 
-bool TimedLock::note(int result) noexcept {
-  if (result == EOWNERDEAD) pthread_mutex_consistent(&mutex_);
-  return result == 0 || result == EOWNERDEAD;
-}
-
 bool TimedLock::poll() noexcept {
   int result = EBUSY;
   const auto is_over = [&] { return (result = pthread_mutex_trylock(&mutex_)) != EBUSY; };
   return spin(kBriefLooks, is_over) && note(result);
 }
 
-TimedLock::TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const char* doing) : mutex_(mutex) {
+void TimedLock::wait(const Deadline& deadline, const char* doing) {
   is_held_ = poll();
   if (is_held_) return;
   Waiter waiter;

@@ -4,6 +4,7 @@
 // thread waits for it without a deadline.
 #pragma once
 
+#include <errno.h>
 #include <pthread.h>
 
 #include "base/clock.h"
@@ -19,7 +20,11 @@ class TimedLock {
  public:
   // Waits until the deadline, and up to 1 s longer for a holder that is not stopped. Fails with kTimeout,
   // which names the holder, and kInterrupted. doing: for messages, as "receive from the channel".
-  TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const char* doing);
+  TimedLock(pthread_mutex_t& mutex, const Deadline& deadline, const char* doing) : mutex_(mutex) {
+    is_held_ = note(pthread_mutex_trylock(&mutex_));
+    if (!is_held_) [[unlikely]]
+      wait(deadline, doing);
+  }
   // Tries for some microseconds.
   explicit TimedLock(pthread_mutex_t& mutex) noexcept : mutex_(mutex) { is_held_ = poll(); }
   TimedLock(const TimedLock&) = delete;
@@ -31,7 +36,12 @@ class TimedLock {
 
  private:
   bool poll() noexcept;
-  bool note(int result) noexcept;
+  void wait(const Deadline& deadline, const char* doing);
+  bool note(int result) noexcept {
+    if (result == EOWNERDEAD) [[unlikely]]
+      pthread_mutex_consistent(&mutex_);
+    return result == 0 || result == EOWNERDEAD;
+  }
 
   pthread_mutex_t& mutex_;
   bool is_held_ = false;
