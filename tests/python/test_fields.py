@@ -334,15 +334,15 @@ def test_a_released_item_frees_its_slot():
 
 
 def test_a_field_with_the_name_of_a_method_is_an_item():
-    with tn.Channel({"send": ("f4", (2,)), "_native": ("f4", (2,))}) as channel:
+    with tn.Channel({"send": ("f4", (2,)), "_view": ("f4", (2,))}) as channel:
         with channel.loan() as item:
             with pytest.raises(AttributeError, match="has an attribute 'send': write the field as an item"):
                 item.send = 1
-            with pytest.raises(AttributeError, match="has an attribute '_native'"):
-                item._native = 1
-            item["send"], item["_native"] = 1, 2
+            with pytest.raises(AttributeError, match="has an attribute '_view'"):
+                item._view = 1
+            item["send"], item["_view"] = 1, 2
         got = channel.recv()
-        assert (numbers(got["send"]), numbers(got["_native"])) == ([1, 1], [2, 2])
+        assert (numbers(got["send"]), numbers(got["_view"])) == ([1, 1], [2, 2])
 
 
 def test_a_function_that_works_in_place_is_not_assigned():

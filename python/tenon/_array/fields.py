@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from .._core import Schema
@@ -102,7 +102,7 @@ class Fields:
         """A subclass for objects that have these fields. ``o.x`` finds a property, which takes a third of the
         time of `__getattr__`."""
         found = {
-            name: property(cls._getter(name, number))
+            name: cls._property(name, number)
             for number, name in enumerate(names)
             if not cls._is_reserved(name)
         }
@@ -112,9 +112,9 @@ class Fields:
         )
 
     @classmethod
-    def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
-        """What gets a field from an object. If it raises AttributeError, `__getattr__` tries."""
-        return lambda o: o._array(name)
+    def _property(cls, name: str, number: int) -> Any:
+        """A descriptor that gets a field from an object. If it raises AttributeError, `__getattr__` tries."""
+        return property(lambda o: o._array(name))
 
     @classmethod
     def _is_reserved(cls, name: str) -> bool:

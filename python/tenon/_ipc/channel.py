@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
 from .._array.share import Shared, settings
-from .._core import NativeItem, NDArray
+from .._core import NativeItem, NDArray, loan_field, received_field
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views, settle
 from .._sync.lease import where_views_hang
@@ -264,56 +264,49 @@ def _open(memory: NDArray) -> Channel:
     return channel
 
 
-class Loan(Fields):
+class Loan(Fields, NativeItem):
     """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`. ``item.x = value`` writes the
     elements of field x."""
 
     _noun = "the item"
-    _native: NativeItem
     _numbers: Mapping[str, int]  # of the channel
     _check: bool  # of the channel: an item with a field that was not used is not sent
 
     @classmethod
-    def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
-        def get(loan: Loan) -> Any:
-            try:
-                return loan._native.view(number)
-            except KeyError:
-                raise AttributeError(name) from None
-
-        return get
+    def _property(cls, name: str, number: int) -> Any:
+        return loan_field(number)
 
     def _array(self, name: str) -> Any:
-        return self._native.view(self._numbers[name])
+        return self._view(self._numbers[name])
 
     def _end(self, frame: FrameType) -> bool:
         is_free = True
-        for views in self._native.end():
+        for views in self._take_views():
             is_free &= end_views(views, frame)
         return is_free
 
     def _missing(self, name: object) -> str:
-        if self._native.has_ended():
+        if self._has_ended():
             return f"the item has no field {name!r} any more: it was sent or dropped"
         return super()._missing(name)
 
     def send(self) -> None:
         """Sends the item. The end of a ``with`` block does this automatically."""
         frame = sys._getframe(1)
-        if self._check or not self._native.send_if_lone(frame):
+        if self._check or not self._send_if_lone(frame):
             self._send(frame)
 
     def drop(self) -> None:
         """Frees the slot without sending it. Idempotent."""
         self._end(sys._getframe(1))
-        self._native.release()
+        self._release()
 
     def _send(self, frame: FrameType) -> None:
-        viewed = self._native.viewed()
-        if self._check and not self._native.has_ended() and len(viewed) < len(self._names):
+        viewed = self._viewed()
+        if self._check and not self._has_ended() and len(viewed) < len(self._names):
             unwritten = [name for name, number in self._numbers.items() if number not in viewed]
             self._end(frame)
-            self._native.release()
+            self._release()
             raise ValueError(
                 unwritten_text("the item", "item", self._names, unwritten) + ". The item was dropped"
             )
@@ -322,9 +315,9 @@ class Loan(Fields):
             del frame
             gc.collect()  # views in reference cycles that nothing uses
             settle(is_error_near=True)
-            where = where_views_hang([self._native.array(number) for number in range(len(self._names))])
+            where = where_views_hang([self._field_array(number) for number in range(len(self._names))])
         try:
-            self._native.send()
+            self._send_item()
         except LeaseEscaped as error:
             error.args = (f"{error}{where}", *error.args[1:])
             raise
@@ -335,21 +328,21 @@ class Loan(Fields):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        native, frame = self._native, sys._getframe(1)
-        if error is None and not self._check and native.send_if_lone(frame):
+        frame = sys._getframe(1)
+        if error is None and not self._check and self._send_if_lone(frame):
             return
         if error is not None:
             self._end(frame)
-            native.release()
-        elif not native.has_ended():
+            self._release()
+        elif not self._has_ended():
             self._send(frame)
 
     def __repr__(self) -> str:
-        text = "an item that was sent or dropped" if self._native.has_ended() else ", ".join(self._names)
+        text = "an item that was sent or dropped" if self._has_ended() else ", ".join(self._names)
         return f"<tenon.Loan of {text}>"
 
 
-class Received(Fields):
+class Received(Fields, NativeItem):
     """A received item, with its fields as arrays; see `Channel.recv`. ``item.x = value`` writes the elements
     of field x if the item is writable.
 
@@ -360,23 +353,22 @@ class Received(Fields):
     """
 
     _noun = "the item"
-    _native: NativeItem
     _numbers: Mapping[str, int]
 
     @property
     def sequence(self) -> int:
-        return self._native.sequence()
+        return self._sequence()
 
     @classmethod
-    def _getter(cls, name: str, number: int) -> Callable[[Any], Any]:
-        return lambda item: item._native.kept_array(number)
+    def _property(cls, name: str, number: int) -> Any:
+        return received_field(number)
 
     def _array(self, name: str) -> NDArray:
-        return self._native.kept_array(self._numbers[name])
+        return self._kept_array(self._numbers[name])
 
     def release(self) -> None:
         """Releases the item now. Its arrays and views keep the slot as long as they exist."""
-        self._native.release()
+        self._release()
 
     def __enter__(self) -> Received:
         return self

@@ -3,6 +3,7 @@
 of dead processes are lost."""
 
 import asyncio
+import copy
 import multiprocessing
 import os
 import pickle
@@ -353,6 +354,25 @@ def test_fields_of_an_item_are_the_same_array_each_time_and_none_after_its_end()
         received = channel.recv()
         assert received.x is received.x is received["x"] and received.x is not received.y
         assert (type(item).__name__, isinstance(item, type(channel.loan(0)))) == ("Loan", True)
+
+
+def test_only_channels_make_items():
+    with tn.Channel({"x": ("i8", (1,))}) as channel:
+        with channel.loan() as loan:
+            loan.x[...] = 1
+        received = channel.recv()
+        for item in (loan, received):
+            for make in (
+                type(item),
+                lambda item=item: object.__new__(type(item)),
+                lambda item=item: copy.copy(item),
+            ):
+                with pytest.raises(TypeError):
+                    make()
+        with pytest.raises(TypeError, match="is not derived from NativeItem"):
+            channel._native.loan(0, int)
+        assert channel.stats()["in_use"] == 1, "the received item has it"
+        assert (weakref.ref(received)(), int(received.x.item())) == (received, 1)
 
 
 def test_a_field_may_be_asked_for_while_the_item_lets_go_of_it():

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel_item.h"
+
+#include <deque>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "ndarray.h"
+#include "numpy_view.h"
+#include "owners.h"
+#include "sites.h"
+
+namespace tenon::python {
+namespace {
+
+// An item, until it is sent or released.
+class HeldItem {
+ public:
+  // site: of the user's call
+  HeldItem(tenon_item* item, const char* site) noexcept
+      : item_(item), site_(site), sequence_(tenon_item_sequence(item)) {}
+  HeldItem(const HeldItem&) = delete;
+  HeldItem& operator=(const HeldItem&) = delete;
+  ~HeldItem() { release(); }
+
+  Array array(int32_t field) const {
+    if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    tenon_array* array = nullptr;
+    call(tenon_item_array, item_, field, &array);
+    return Array::steal(array);
+  }
+  // The array of a field of a received item, the same each time.
+  nb::object kept_array(int32_t field) {
+    for (const auto& [number, object] : arrays_) {
+      if (number == field) return object;
+    }
+    return arrays_.emplace_back(field, owned(wrap(array(field)))).second;
+  }
+  // The NumPy array of a field of a loan, the same each time. Throws KeyError after the end.
+  nb::object view(int32_t field) {
+    for (const auto& [number, views] : views_) {
+      if (number == field) return views.view;
+    }
+    if (has_ended_) throw nb::key_error("the item was sent or dropped");
+    prepare_numpy_views();
+    return views_.emplace_back(field, rooted_numpy_view(array(field), false, site_)).second.view;
+  }
+  // The numbers of the fields whose view() was taken.
+  nb::list viewed() const {
+    nb::list numbers;
+    for (const auto& viewed : views_) numbers.append(viewed.first);
+    return numbers;
+  }
+  bool has_ended() const noexcept { return has_ended_; }
+  // The end of a loan. Gives the views away: a list for each, as end_views() of _sync/endings.py takes it.
+  nb::list end() {
+    has_ended_ = true;
+    nb::list result;
+    for (auto& [number, views] : std::exchange(views_, {})) {
+      nb::list pair;
+      pair.append(std::move(views.view));
+      pair.append(std::move(views.root));
+      result.append(std::move(pair));
+    }
+    return result;
+  }
+  // Ends the views and sends the item, if nothing refers to any view but a variable of the frame. Else
+  // returns false and has done nothing.
+  bool send_if_lone(nb::handle frame) {
+    if (has_ended_) return false;
+    for (const auto& [number, views] : views_) {
+      if (!is_lone_view(views.view.ptr(), views.root.ptr(), frame)) return false;
+    }
+    has_ended_ = true;
+    if (!views_.empty()) {
+      const owners::Collector collector;
+      const char* const site = site_at(frame);
+      for (auto& [number, views] : views_) end_lone_view(std::move(views), site);
+      views_.clear();
+    }
+    send();
+    return true;
+  }
+  uint64_t sequence() const noexcept { return sequence_; }
+  void send() {
+    if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    try {
+      call(tenon_item_send, item_);
+    } catch (const Error& error) {
+      if (error.code() == TENON_ERR_LEASE_ESCAPED) release();  // it was dropped
+      throw;
+    }
+    release();
+  }
+  void release() noexcept {
+    const owners::Collector collector;
+    // Empty before they go: a callback of a weak reference to one of them may ask for a field.
+    std::exchange(arrays_, {}).clear();
+    tenon_item_release(std::exchange(item_, nullptr));
+  }
+
+ private:
+  tenon_item* item_;
+  const char* site_;
+  uint64_t sequence_;
+  bool has_ended_ = false;
+  std::vector<std::pair<int32_t, RootedView>> views_;   // of a loan
+  std::vector<std::pair<int32_t, nb::object>> arrays_;  // of a received item
+};
+
+struct ItemObject {
+  PyObject_HEAD HeldItem held;
+};
+
+PyTypeObject* item_type = nullptr;
+
+// Requires an object of the type.
+HeldItem& held_by(PyObject* object) noexcept { return reinterpret_cast<ItemObject*>(object)->held; }
+
+void free_item(PyObject* self) noexcept {
+  PyTypeObject* const type = Py_TYPE(self);
+  held_by(self).~HeldItem();
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) noexcept {
+  PyErr_SetString(PyExc_TypeError, "only Channel.loan() and Channel.recv() make items");
+  return nullptr;
+}
+
+PyObject* send_if_lone(PyObject* self, PyObject* frame) noexcept {
+  return guarded([=] { return PyBool_FromLong(held_by(self).send_if_lone(frame) ? 1 : 0); });
+}
+
+int32_t number_in(void* closure) noexcept {
+  return static_cast<int32_t>(reinterpret_cast<intptr_t>(closure));
+}
+
+PyObject* get_view(PyObject* self, void* number) noexcept {
+  return guarded([=]() -> PyObject* {
+    HeldItem& held = held_by(self);
+    if (!held.has_ended()) return held.view(number_in(number)).release().ptr();
+    PyErr_SetString(PyExc_AttributeError, "the item was sent or dropped");
+    return nullptr;
+  });
+}
+
+PyObject* get_array(PyObject* self, void* number) noexcept {
+  return guarded([=] { return held_by(self).kept_array(number_in(number)).release().ptr(); });
+}
+
+// A descriptor of the field with this number. What defines it lives for ever, once for each number.
+template <getter kGet>
+nb::object field_with(int32_t number) {
+  static auto* const definitions = new std::deque<PyGetSetDef>;
+  for (size_t n = definitions->size(); n <= static_cast<size_t>(number); ++n)
+    definitions->push_back({"field", kGet, nullptr, nullptr, reinterpret_cast<void*>(n)});
+  return owned(PyDescr_NewGetSet(item_type, &(*definitions)[static_cast<size_t>(number)]));
+}
+
+PyMethodDef methods[] = {
+    {"_send_if_lone", send_if_lone, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(refuse_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(free_item)},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, const_cast<char*>("The native part of an item of a tenon.Channel.")},
+    {0, nullptr},
+};
+PyType_Spec spec = {"tenon._core.NativeItem", sizeof(ItemObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                    slots};
+
+}  // namespace
+}  // namespace tenon::python
+
+// For functions bound by nanobind.
+template <>
+struct nanobind::detail::type_caster<tenon::python::HeldItem> {
+  static constexpr auto Name = const_name("NativeItem");
+  template <class T>
+  using Cast = tenon::python::HeldItem*;
+
+  bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
+    if (PyObject_TypeCheck(source.ptr(), tenon::python::item_type) == 0) return false;
+    held = &tenon::python::held_by(source.ptr());
+    return true;
+  }
+  template <class T>
+  bool can_cast() const noexcept {
+    return true;
+  }
+  explicit operator tenon::python::HeldItem*() const noexcept { return held; }
+
+  tenon::python::HeldItem* held = nullptr;
+};
+
+namespace tenon::python {
+namespace {
+
+template <class Function, class... Extra>
+void def_item_method(const char* name, Function function, const Extra&... extra) {
+  nb::cpp_function_def(function, nb::scope(nb::handle(reinterpret_cast<PyObject*>(item_type))),
+                       nb::name(name), nb::is_method(), extra...);
+}
+
+}  // namespace
+
+void check_item_class(nb::handle type) {
+  if (PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()), item_type) == 0)
+    raise(PyExc_TypeError, "%R is not derived from NativeItem", type.ptr());
+}
+
+nb::object item_object(nb::handle type, tenon_item* item, const char* site) {
+  PyObject* const object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type.ptr()), 0);
+  if (object == nullptr) {
+    tenon_item_release(item);
+    nb::raise_python_error();
+  }
+  new (&held_by(object)) HeldItem(item, site);
+  return nb::steal(object);
+}
+
+void add_items(nb::module_& module) {
+  const nb::object type = owned(PyType_FromModuleAndSpec(module.ptr(), &spec, nullptr));
+  item_type = reinterpret_cast<PyTypeObject*>(nb::object(type).release().ptr());
+  module.attr("NativeItem") = type;
+  def_item_method("_field_array", &HeldItem::array, nb::arg("field"));
+  def_item_method("_kept_array", &HeldItem::kept_array, nb::arg("field"),
+                  nb::sig("def _kept_array(self, field: int) -> NDArray"));
+  def_item_method("_view", &HeldItem::view, nb::arg("field"), nb::sig("def _view(self, field: int) -> Any"));
+  def_item_method("_viewed", &HeldItem::viewed, nb::sig("def _viewed(self) -> list[int]"));
+  def_item_method("_has_ended", &HeldItem::has_ended);
+  def_item_method("_take_views", &HeldItem::end, nb::sig("def _take_views(self) -> list[list[Any]]"));
+  def_item_method("_sequence", &HeldItem::sequence);
+  def_item_method("_send_item", &HeldItem::send);
+  def_item_method("_release", &HeldItem::release);
+  module.def("loan_field", field_with<get_view>, nb::arg("number"),
+             nb::sig("def loan_field(number: int) -> Any"),
+             "A descriptor of a field of a loan: its NumPy array. AttributeError after the end.");
+  module.def("received_field", field_with<get_array>, nb::arg("number"),
+             nb::sig("def received_field(number: int) -> Any"),
+             "A descriptor of a field of a received item: its array.");
+}
+
+}  // namespace tenon::python
