@@ -4,8 +4,10 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "channel_item.h"
 #include "errors.h"
 #include "fields.h"
@@ -16,6 +18,7 @@
 #include "sites.h"
 #include "tenon/channel.hpp"
 #include "values.h"
+#include "waiting.h"
 
 namespace tenon::python {
 namespace {
@@ -29,12 +32,62 @@ Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full
                          options);
 }
 
-// The object for the item that tenon_channel_loan or tenon_channel_receive returns. After a timeout the
-// result is null, and the Python error is set: nothing is thrown, because programs poll.
-nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channel, Seconds timeout,
-                     nb::handle type) {
-  const int64_t timeout_ns = timeout.nanoseconds();
-  check_item_class(type);
+// The base class of tenon.Channel, with the methods that take most of the time of an item. Written by hand: a
+// program may poll, and the line of the user is that of the innermost frame.
+struct ChannelCalls {
+  PyObject_HEAD tenon_channel* channel;  // null: not open yet
+  PyObject* loan_class;
+  PyObject* received_class;
+};
+
+PyTypeObject* calls_type = nullptr;
+
+ChannelCalls& calls_of(PyObject* object) noexcept { return *reinterpret_cast<ChannelCalls*>(object); }
+
+void free_calls(PyObject* self) noexcept {
+  PyTypeObject* const type = Py_TYPE(self);
+  ChannelCalls& calls = calls_of(self);
+  tenon_channel_release(calls.channel);
+  Py_XDECREF(calls.loan_class);
+  Py_XDECREF(calls.received_class);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+// Of Channel.__init__.
+void open_calls(nb::handle self, const Channel& channel, nb::type_object loan_class,
+                nb::type_object received_class) {
+  if (PyObject_TypeCheck(self.ptr(), calls_type) == 0) raise(PyExc_TypeError, "%R is no Channel", self.ptr());
+  check_item_class(loan_class);
+  check_item_class(received_class);
+  ChannelCalls& calls = calls_of(self.ptr());
+  if (calls.channel != nullptr) raise(PyExc_RuntimeError, "the channel is open: make another one");
+  tenon_channel_retain(channel.get());
+  calls.channel = channel.get();
+  calls.loan_class = loan_class.release().ptr();
+  calls.received_class = received_class.release().ptr();
+}
+
+// Programs poll, so nothing is thrown, and the text is kept.
+void set_timeout_error(const char* message) {
+  static std::string text;
+  static PyObject* kept = nullptr;
+  if (set_noted_interrupt()) return;
+  if (kept == nullptr || text != message) {
+    PyObject* const fresh = owned(PyUnicode_FromString(message)).release().ptr();
+    text = message;
+    const nb::object replaced = nb::steal(std::exchange(kept, fresh));
+  }
+  PyErr_SetObject(PyExc_TimeoutError, kept);
+}
+
+// The object for the item that tenon_channel_loan or tenon_channel_receive returns. timeout: null, or as
+// Python passes it.
+PyObject* item_from(decltype(&tenon_channel_receive) get, PyObject* self, PyObject* timeout,
+                    PyObject* ChannelCalls::* item_class) {
+  const int64_t timeout_ns = timeout == nullptr ? -1 : Seconds{timeout}.nanoseconds();
+  const ChannelCalls& calls = calls_of(self);
+  if (calls.channel == nullptr) raise(PyExc_ValueError, "the channel is not open");
   owners::drain();
   tenon_item* item = nullptr;
   tenon_error error;  // as in call(): only what is read below is set
@@ -42,25 +95,80 @@ nb::object item_from(decltype(&tenon_channel_receive) get, const Channel& channe
   error.op_code = 0;
   error.message[0] = '\0';
   const char* const site = current_site();
-  const tenon_status status = get(channel.get(), timeout_ns, site, &item, &error);
-  if (status == TENON_OK) return item_object(type, item, site);
-  if (status != TENON_ERR_TIMEOUT) detail::throw_reported(status, error);
-  set_error(Error(status, error.message));
-  return {};
-}
-
-nb::object loan(const Channel& channel, Seconds timeout, nb::type_object type) {
-  return item_from(tenon_channel_loan, channel, timeout, type);
-}
-
-// None: the channel has ended.
-nb::object receive(const Channel& channel, Seconds timeout, nb::type_object type) {
-  try {
-    return item_from(tenon_channel_receive, channel, timeout, type);
-  } catch (const Error& error) {
-    if (error.code() == TENON_ERR_CLOSED) return nb::none();
-    throw;
+  const tenon_status status = get(calls.channel, timeout_ns, site, &item, &error);
+  if (status == TENON_OK) return item_object(calls.*item_class, item, site).release().ptr();
+  if (status == TENON_ERR_TIMEOUT) {
+    set_timeout_error(error.message);
+  } else if (status == TENON_ERR_CLOSED && get == tenon_channel_receive) {
+    PyErr_SetString(PyExc_EOFError,
+                    "the channel was closed, here or by its last producer, and no item is left");
+  } else {
+    detail::throw_reported(status, error);
   }
+  return nullptr;
+}
+
+PyObject* loan(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit FastParameters<1> parameters("loan", {"timeout"}, 1, 0);
+  const auto [timeout] = parameters.parse(arguments, n, keywords);
+  return item_from(tenon_channel_loan, self, timeout, &ChannelCalls::loan_class);
+}
+
+PyObject* recv(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit FastParameters<1> parameters("recv", {"timeout"}, 1, 0);
+  const auto [timeout] = parameters.parse(arguments, n, keywords);
+  return item_from(tenon_channel_receive, self, timeout, &ChannelCalls::received_class);
+}
+
+PyMethodDef calls_methods[] = {
+    fast_method<loan>(
+        "loan",
+        "loan($self, timeout=None)\n--\n\n"
+        "Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at\n"
+        "the end of the block. If an exception leaves the block, the slot is dropped.\n\n"
+        "The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements "
+        "are\n"
+        "undefined.\n\n"
+        "Raises\n------\nTimeoutError\n    No slot has become free in ``timeout`` seconds.\n"
+        "LeaseConflict\n    No slot is free, and the channel was made with ``when_full=\"raise\"``.\n"
+        "ValueError\n    The channel was closed in this process.\n"
+        "LeaseEscaped\n    At the end of the block: a view of the item still exists, so it was dropped and "
+        "not "
+        "sent.\n"
+        "ValueError\n    At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the "
+        "environment when\n    the channel was opened: the array of a field was not used. The item was "
+        "dropped "
+        "and not sent.\n"),
+    fast_method<recv>(
+        "recv",
+        "recv($self, timeout=None)\n--\n\n"
+        "Receives the next item. Its slot becomes free when the last of its arrays and their views is "
+        "gone.\n\n"
+        "Raises\n------\nTimeoutError\n    No item arrived in ``timeout`` seconds.\n"
+        "OwnerDied\n    A producer has died, and no item is left. It is raised once for each death in each "
+        "consumer. The\n    consumer may call `recv` again: other producers may still send.\n"
+        "EOFError\n    The last producer has closed the channel, and no item is left; or this process has "
+        "closed it.\n"
+        "ValueError\n    The timeout is negative.\n"),
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot calls_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(free_calls)},
+    {Py_tp_methods, calls_methods},
+    {Py_tp_doc, const_cast<char*>("The calls of a tenon.Channel that loan and receive items.")},
+    {0, nullptr},
+};
+PyType_Spec calls_spec = {"tenon._core.ChannelCalls", sizeof(ChannelCalls), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots};
+
+void add_calls(nb::module_& module) {
+  const nb::object type = owned(PyType_FromModuleAndSpec(module.ptr(), &calls_spec, nullptr));
+  calls_type = reinterpret_cast<PyTypeObject*>(nb::object(type).release().ptr());
+  module.attr("ChannelCalls") = type;
+  nb::cpp_function_def(open_calls, nb::scope(type), nb::name("_open_calls"), nb::is_method(),
+                       nb::arg("channel"), nb::arg("loan_class"), nb::arg("received_class"),
+                       nb::sig("def _open_calls(self, channel: NativeChannel, loan_class: type[Any], "
+                               "received_class: type[Any]) -> None"));
 }
 
 nb::dict statistics(const Channel& channel) {
@@ -106,11 +214,6 @@ void add_channel(nb::module_& module) {
             return nb::make_tuple(options.slots, options.mode, options.when_full);
           },
           nb::sig("def options(self) -> tuple[int, int, int]"))
-      .def("loan", loan, nb::arg("timeout").none(), nb::arg("type"),
-           nb::sig("def loan(self, timeout: float | None, type: type[Any]) -> Any"))
-      .def("receive", receive, nb::arg("timeout").none(), nb::arg("type"),
-           nb::sig("def receive(self, timeout: float | None, type: type[Any]) -> Any"),
-           "None: the channel has ended.")
       .def(
           "wait",
           [](const Channel& self, Seconds timeout) {
@@ -125,6 +228,7 @@ void add_channel(nb::module_& module) {
           nb::arg("write"))
       .def("close", &Channel::close)
       .def("statistics", statistics, nb::sig("def statistics(self) -> dict[str, int]"));
+  add_calls(module);
 }
 
 }  // namespace tenon::python

@@ -17,6 +17,7 @@ from typing_extensions import CapsuleType
 from tenon._array.ctypes import ArrayCTypes
 from tenon._typing import Block, DTypeLike
 from tenon._array.share import OnOwnerDied
+from tenon._ipc.channel import Loan, Received
 from tenon._sync.holders import Holder
 from tenon._sync.lease import Lease
 
@@ -1388,11 +1389,6 @@ class NativeChannel:
 
     def options(self) -> tuple[int, int, int]: ...
 
-    def loan(self, timeout: float | None, type: type[Any]) -> Any: ...
-
-    def receive(self, timeout: float | None, type: type[Any]) -> Any:
-        """None: the channel has ended."""
-
     def wait(self, timeout: float | None | None) -> None: ...
 
     def fileno(self, write: _bool) -> int: ...
@@ -1400,6 +1396,51 @@ class NativeChannel:
     def close(self) -> None: ...
 
     def statistics(self) -> dict[str, int]: ...
+
+class ChannelCalls:
+    """The calls of a tenon.Channel that loan and receive items."""
+
+    def loan(self, timeout: float | None = None) -> Loan:
+        """
+        Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at
+        the end of the block. If an exception leaves the block, the slot is dropped.
+
+        The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
+        undefined.
+
+        Raises
+        ------
+        TimeoutError
+            No slot has become free in ``timeout`` seconds.
+        LeaseConflict
+            No slot is free, and the channel was made with ``when_full="raise"``.
+        ValueError
+            The channel was closed in this process.
+        LeaseEscaped
+            At the end of the block: a view of the item still exists, so it was dropped and not sent.
+        ValueError
+            At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
+            the channel was opened: the array of a field was not used. The item was dropped and not sent.
+        """
+
+    def recv(self, timeout: float | None = None) -> Received:
+        """
+        Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
+
+        Raises
+        ------
+        TimeoutError
+            No item arrived in ``timeout`` seconds.
+        OwnerDied
+            A producer has died, and no item is left. It is raised once for each death in each consumer. The
+            consumer may call `recv` again: other producers may still send.
+        EOFError
+            The last producer has closed the channel, and no item is left; or this process has closed it.
+        ValueError
+            The timeout is negative.
+        """
+
+    def _open_calls(self, channel: NativeChannel, loan_class: type[Any], received_class: type[Any]) -> None: ...
 
 class NativeLease:
     """The native part of tenon.Lease."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import _core
 from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
 from .._array.share import Shared, settings
-from .._core import NativeItem, NDArray, loan_field, received_field
+from .._core import ChannelCalls, NativeItem, NDArray, loan_field, received_field
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views, settle
 from .._sync.lease import where_views_hang
@@ -25,7 +25,7 @@ _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise")
 
 
-class Channel:
+class Channel(ChannelCalls):
     """Passes arrays from producer processes to consumer processes without a copy.
 
     A process becomes a producer with its first `loan`, and a consumer with its first `recv`. It may be both.
@@ -90,10 +90,10 @@ class Channel:
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
         names = tuple(field for field, _, _ in native.fields())
         numbers = {field: number for number, field in enumerate(names)}
-        self._loan_type = Loan.with_fields(names)
-        self._loan_type._numbers, self._loan_type._check = numbers, checks_fields()
-        self._item_type = Received.with_fields(names)
-        self._item_type._numbers = numbers
+        loan_class, received_class = Loan.with_fields(names), Received.with_fields(names)
+        loan_class._numbers = received_class._numbers = numbers
+        loan_class._check = checks_fields()
+        self._open_calls(native, loan_class, received_class)
         options = native.options()
         self.slots: int = options[0]
         self.mode: str = _MODES[options[1]]
@@ -103,50 +103,6 @@ class Channel:
     def schema(self) -> dict[str, tuple[_core.dtype, tuple[int, ...]]]:
         """Dtype and shape of each field."""
         return {field: (dtype, shape) for field, dtype, shape in self._native.fields()}
-
-    def loan(self, timeout: float | None = None) -> Loan:
-        """Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at
-        the end of the block. If an exception leaves the block, the slot is dropped.
-
-        The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
-        undefined.
-
-        Raises
-        ------
-        TimeoutError
-            No slot has become free in ``timeout`` seconds.
-        LeaseConflict
-            No slot is free, and the channel was made with ``when_full="raise"``.
-        ValueError
-            The channel was closed in this process.
-        LeaseEscaped
-            At the end of the block: a view of the item still exists, so it was dropped and not sent.
-        ValueError
-            At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
-            the channel was opened: the array of a field was not used. The item was dropped and not sent.
-        """
-        loan: Loan = self._native.loan(timeout, self._loan_type)
-        return loan
-
-    def recv(self, timeout: float | None = None) -> Received:
-        """Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
-
-        Raises
-        ------
-        TimeoutError
-            No item arrived in ``timeout`` seconds.
-        OwnerDied
-            A producer has died, and no item is left. It is raised once for each death in each consumer. The
-            consumer may call `recv` again: other producers may still send.
-        EOFError
-            The last producer has closed the channel, and no item is left; or this process has closed it.
-        ValueError
-            The timeout is negative.
-        """
-        item: Received | None = self._native.receive(timeout, self._item_type)
-        if item is None:
-            raise EOFError("the channel was closed, here or by its last producer, and no item is left")
-        return item
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""

@@ -4,6 +4,7 @@ of dead processes are lost."""
 
 import asyncio
 import copy
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -356,6 +357,39 @@ def test_fields_of_an_item_are_the_same_array_each_time_and_none_after_its_end()
         assert (type(item).__name__, isinstance(item, type(channel.loan(0)))) == ("Loan", True)
 
 
+def test_calls_take_the_arguments_that_their_signatures_say():
+    with tn.Channel({"x": ("i8", (1,))}) as channel:
+        assert (
+            str(inspect.signature(channel.loan)) == str(inspect.signature(channel.recv)) == "(timeout=None)"
+        )
+        for call in (channel.loan, channel.recv):
+            for arguments, named in [
+                ((0, 0), {}),
+                ((0,), {"timeout": 0}),
+                ((), {"time": 0}),
+                (("soon",), {}),
+            ]:
+                with pytest.raises(TypeError):
+                    call(*arguments, **named)
+            with pytest.raises(ValueError, match="timeout is -1"):
+                call(-1)
+        channel.loan().send()
+        assert channel.recv(0).sequence == 1
+        for _ in range(2):
+            with pytest.raises(TimeoutError, match="no item is ready"):
+                channel.recv(timeout=0)
+
+
+def test_a_channel_is_opened_once():
+    with pytest.raises(ValueError, match="the channel is not open"):
+        object.__new__(tn.Channel).recv(0)
+    with tn.Channel({"x": ("i8", (1,))}) as channel:
+        with pytest.raises(RuntimeError, match="make another one"):
+            channel.__init__({"x": ("i8", (1,))})
+        with pytest.raises(TypeError, match="is not derived from NativeItem"):
+            object.__new__(tn.Channel)._open_calls(channel._native, int, int)
+
+
 def test_only_channels_make_items():
     with tn.Channel({"x": ("i8", (1,))}) as channel:
         with channel.loan() as loan:
@@ -369,8 +403,6 @@ def test_only_channels_make_items():
             ):
                 with pytest.raises(TypeError):
                     make()
-        with pytest.raises(TypeError, match="is not derived from NativeItem"):
-            channel._native.loan(0, int)
         assert channel.stats()["in_use"] == 1, "the received item has it"
         assert (weakref.ref(received)(), int(received.x.item())) == (received, 1)
 
