@@ -120,36 +120,51 @@ PyObject* recv(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObjec
   return item_from(tenon_channel_receive, self, timeout, &ChannelCalls::received_class);
 }
 
+constexpr char kLoanDoc[] = R"(loan($self, timeout=None)
+--
+
+Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at
+the end of the block. If an exception leaves the block, the slot is dropped.
+
+The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
+undefined.
+
+Raises
+------
+TimeoutError
+    No slot has become free in ``timeout`` seconds.
+LeaseConflict
+    No slot is free, and the channel was made with ``when_full="raise"``.
+ValueError
+    The channel was closed in this process.
+LeaseEscaped
+    At the end of the block: a view of the item still exists, so it was dropped and not sent.
+ValueError
+    At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the environment when
+    the channel was opened: the array of a field was not used. The item was dropped and not sent.
+)";
+
+constexpr char kRecvDoc[] = R"(recv($self, timeout=None)
+--
+
+Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
+
+Raises
+------
+TimeoutError
+    No item arrived in ``timeout`` seconds.
+OwnerDied
+    A producer has died, and no item is left. It is raised once for each death in each consumer. The
+    consumer may call `recv` again: other producers may still send.
+EOFError
+    The last producer has closed the channel, and no item is left; or this process has closed it.
+ValueError
+    The timeout is negative.
+)";
+
 PyMethodDef calls_methods[] = {
-    fast_method<loan>(
-        "loan",
-        "loan($self, timeout=None)\n--\n\n"
-        "Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place, and sends it at\n"
-        "the end of the block. If an exception leaves the block, the slot is dropped.\n\n"
-        "The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements "
-        "are\n"
-        "undefined.\n\n"
-        "Raises\n------\nTimeoutError\n    No slot has become free in ``timeout`` seconds.\n"
-        "LeaseConflict\n    No slot is free, and the channel was made with ``when_full=\"raise\"``.\n"
-        "ValueError\n    The channel was closed in this process.\n"
-        "LeaseEscaped\n    At the end of the block: a view of the item still exists, so it was dropped and "
-        "not "
-        "sent.\n"
-        "ValueError\n    At the end of the block, with ``TENON_DEBUG=fields`` or ``TENON_DEBUG=1`` in the "
-        "environment when\n    the channel was opened: the array of a field was not used. The item was "
-        "dropped "
-        "and not sent.\n"),
-    fast_method<recv>(
-        "recv",
-        "recv($self, timeout=None)\n--\n\n"
-        "Receives the next item. Its slot becomes free when the last of its arrays and their views is "
-        "gone.\n\n"
-        "Raises\n------\nTimeoutError\n    No item arrived in ``timeout`` seconds.\n"
-        "OwnerDied\n    A producer has died, and no item is left. It is raised once for each death in each "
-        "consumer. The\n    consumer may call `recv` again: other producers may still send.\n"
-        "EOFError\n    The last producer has closed the channel, and no item is left; or this process has "
-        "closed it.\n"
-        "ValueError\n    The timeout is negative.\n"),
+    fast_method<loan>("loan", kLoanDoc),
+    fast_method<recv>("recv", kRecvDoc),
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot calls_slots[] = {
