@@ -15,7 +15,10 @@ bool is_numpy_bool(nb::handle value) {
          nb::cast<std::string>(nb::str(type.attr("__module__"))) == "numpy";
 }
 
-bool is_bool(nb::handle value) { return PyBool_Check(value.ptr()) != 0 || is_numpy_bool(value); }
+bool is_bool(nb::handle value) {
+  if (PyLong_CheckExact(value.ptr()) != 0) return false;  // the name of a class takes 400 instructions
+  return PyBool_Check(value.ptr()) != 0 || is_numpy_bool(value);
+}
 
 // Clears the error that is set if it is of this type. Returns whether it was.
 bool took_error(PyObject* type) {
@@ -73,13 +76,14 @@ int64_t nanoseconds_from(nb::handle seconds, const char* name, const char* or_no
     given = PyFloat_AsDouble(seconds.ptr());
   } else {
     // Texts, which float() accepts, and bools are no numbers here.
-    const bool is_number = PyFloat_Check(seconds.ptr()) != 0 || PyIndex_Check(seconds.ptr()) != 0 ||
-                           PyObject_HasAttrString(seconds.ptr(), "__float__") != 0;
-    if (is_number && !is_bool(seconds)) given = PyFloat_AsDouble(seconds.ptr());
+    const bool is_number = (PyFloat_Check(seconds.ptr()) != 0 || PyIndex_Check(seconds.ptr()) != 0 ||
+                            PyObject_HasAttrString(seconds.ptr(), "__float__") != 0) &&
+                           !is_bool(seconds);
+    if (is_number) given = PyFloat_AsDouble(seconds.ptr());
     const bool has_failed = given == -1 && PyErr_Occurred() != nullptr;
     if (has_failed && took_error(PyExc_OverflowError)) {
       given = nb::cast<bool>(nb::bool_(seconds < nb::int_(0))) ? -1 : HUGE_VAL;
-    } else if (!is_number || is_bool(seconds) || (has_failed && took_error(PyExc_TypeError))) {
+    } else if (!is_number || (has_failed && took_error(PyExc_TypeError))) {
       raise(PyExc_TypeError, "%s is %R: it must be seconds%s", name, seconds.ptr(), or_none);
     } else if (has_failed) {
       nb::raise_python_error();

@@ -122,7 +122,14 @@ def test_without_a_conflict_a_turn_needs_no_time(make, access, take):
 
 def test_a_timeout_is_checked_when_the_block_is_made():
     a = tn.zeros(3)
-    for wrong, error in [("1", TypeError), (True, TypeError), (-1, ValueError), (math.nan, ValueError)]:
+    wrongs = [
+        ("1", TypeError),
+        (True, TypeError),
+        (np.True_, TypeError),
+        (-1, ValueError),
+        (math.nan, ValueError),
+    ]
+    for wrong, error in wrongs:
         for make in (a.read, a.write):
             with pytest.raises(error, match="timeout is"):
                 make(timeout=wrong)
