@@ -43,8 +43,18 @@ CASES = {
         f"{ONE_WAY} An exchange begins 100 us after the one before has ended.",
         15_000,
     ),
-    SPINNING: Case("Python: an array of 4 KiB that is there, the consumer polls", ONE_WAY, 8_000),
-    ASLEEP: Case("Python: an array of 4 KiB that is there, the consumer sleeps", ONE_WAY, 50_000),
+    SPINNING: Case(
+        "Python: an array of 4 KiB that is there, the consumer polls",
+        f"{ONE_WAY} An exchange begins 100 us after the consumer has said that it polls. The producer does "
+        "not sleep meanwhile.",
+        8_000,
+    ),
+    ASLEEP: Case(
+        "Python: an array of 4 KiB that is there, the consumer sleeps",
+        f"{ONE_WAY} An exchange begins 100 us after the consumer has said that it waits. The producer sleeps "
+        "meanwhile, too.",
+        50_000,
+    ),
     WARM: Case(
         "Python: 64 MiB that are there, there and back",
         "From before the producer writes one element until it has the answer of the consumer, which has read "

@@ -68,9 +68,12 @@ class Party:
 class Producer(Party):
     """Hands over one way."""
 
+    def pause(self):
+        time.sleep(PAUSE_SECONDS)
+
     def exchange(self):
         self.link.recv_bytes()
-        time.sleep(PAUSE_SECONDS)
+        self.pause()
         self.count += 1
         channel = self.channel
         before = now()
@@ -78,6 +81,15 @@ class Producer(Party):
         channel.array[0] = self.count
         channel.send()
         return before
+
+
+class AwakeProducer(Producer):
+    """Does not sleep, so that its code and data are in the caches."""
+
+    def pause(self):
+        end = now() + round(PAUSE_SECONDS * 1e9)
+        while now() < end:
+            pass
 
 
 class Consumer(Party):
@@ -163,7 +175,7 @@ class FreshRoundTrips(Party):
 
 
 LOOPS = {
-    SPINNING: (Producer, PollingConsumer, SMALL_BYTES),
+    SPINNING: (AwakeProducer, PollingConsumer, SMALL_BYTES),
     ASLEEP: (Producer, Consumer, SMALL_BYTES),
     WARM: (RoundTrips, Answers, BIG_BYTES),
     TOUCHED: (TouchingRoundTrips, Sums, BIG_BYTES),
