@@ -23,8 +23,8 @@ class FastParameters {
   std::array<PyObject*, N> parse(PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
     std::array<PyObject*, N> values{};
     if (static_cast<size_t>(n) > n_positional_) {
-      raise(PyExc_TypeError, "%s() takes at most %zu positional arguments (%zd given)", function_,
-            n_positional_, n);
+      raise(PyExc_TypeError, "%s() takes at most %zu positional argument%s (%zd given)", function_,
+            n_positional_, n_positional_ == 1 ? "" : "s", n);
     }
     for (Py_ssize_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = arguments[i];
     const Py_ssize_t n_keywords = keywords == nullptr ? 0 : PyTuple_Size(keywords);

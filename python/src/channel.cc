@@ -44,12 +44,24 @@ PyTypeObject* calls_type = nullptr;
 
 ChannelCalls& calls_of(PyObject* object) noexcept { return *reinterpret_cast<ChannelCalls*>(object); }
 
+int traverse_calls(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  Py_VISIT(calls_of(self).loan_class);
+  Py_VISIT(calls_of(self).received_class);
+  return 0;
+}
+
+int clear_calls(PyObject* self) {
+  tenon_channel_release(std::exchange(calls_of(self).channel, nullptr));  // later calls fail
+  Py_CLEAR(calls_of(self).loan_class);
+  Py_CLEAR(calls_of(self).received_class);
+  return 0;
+}
+
 void free_calls(PyObject* self) noexcept {
+  PyObject_GC_UnTrack(self);
   PyTypeObject* const type = Py_TYPE(self);
-  ChannelCalls& calls = calls_of(self);
-  tenon_channel_release(calls.channel);
-  Py_XDECREF(calls.loan_class);
-  Py_XDECREF(calls.received_class);
+  (void)clear_calls(self);
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
 }
@@ -169,12 +181,14 @@ PyMethodDef calls_methods[] = {
 };
 PyType_Slot calls_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(free_calls)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_calls)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_calls)},
     {Py_tp_methods, calls_methods},
     {Py_tp_doc, const_cast<char*>("The calls of a tenon.Channel that loan and receive items.")},
     {0, nullptr},
 };
 PyType_Spec calls_spec = {"tenon._core.ChannelCalls", sizeof(ChannelCalls), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots};
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, calls_slots};
 
 void add_calls(nb::module_& module) {
   const nb::object type = owned(PyType_FromModuleAndSpec(module.ptr(), &calls_spec, nullptr));

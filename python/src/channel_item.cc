@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel_item.h"
 
-#include <deque>
+#include <nanobind/stl/string.h>
+
+#include <map>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,10 +42,10 @@ class HeldItem {
   }
   // The NumPy array of a field of a loan, the same each time. Throws KeyError after the end.
   nb::object view(int32_t field) {
+    if (has_ended_) throw nb::key_error("the item was sent or dropped");
     for (const auto& [number, views] : views_) {
       if (number == field) return views.view;
     }
-    if (has_ended_) throw nb::key_error("the item was sent or dropped");
     prepare_numpy_views();
     return views_.emplace_back(field, rooted_numpy_view(array(field), false, site_)).second.view;
   }
@@ -76,8 +79,8 @@ class HeldItem {
     if (!views_.empty()) {
       const owners::Collector collector;
       const char* const site = site_at(frame);
-      for (auto& [number, views] : views_) end_lone_view(std::move(views), site);
-      views_.clear();
+      // Not of this object any more: a callback of a weak reference to one of them may drop the item.
+      for (auto& [number, views] : std::exchange(views_, {})) end_lone_view(std::move(views), site);
     }
     send();
     return true;
@@ -85,13 +88,32 @@ class HeldItem {
   uint64_t sequence() const noexcept { return sequence_; }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    check_not_sending();
     try {
+      const Sending sending(*this);
       call(tenon_item_send, item_);
     } catch (const Error& error) {
       if (error.code() == TENON_ERR_LEASE_ESCAPED) release();  // it was dropped
       throw;
     }
     release();
+  }
+  void drop() {
+    check_not_sending();
+    release();
+  }
+
+ private:
+  // A call that sends the item. It gives up the GIL, and calls signal handlers.
+  struct Sending {
+    explicit Sending(HeldItem& item) noexcept : held(item) { held.is_sending_ = true; }
+    Sending(const Sending&) = delete;
+    Sending& operator=(const Sending&) = delete;
+    ~Sending() { held.is_sending_ = false; }
+    HeldItem& held;
+  };
+  void check_not_sending() const {
+    if (is_sending_) throw Error(TENON_ERR_VALUE, "another thread sends the item, or the caller of this handler");
   }
   void release() noexcept {
     const owners::Collector collector;
@@ -100,11 +122,11 @@ class HeldItem {
     tenon_item_release(std::exchange(item_, nullptr));
   }
 
- private:
   tenon_item* item_;
   const char* site_;
   uint64_t sequence_;
   bool has_ended_ = false;
+  bool is_sending_ = false;
   std::vector<std::pair<int32_t, RootedView>> views_;   // of a loan
   std::vector<std::pair<int32_t, nb::object>> arrays_;  // of a received item
 };
@@ -151,13 +173,14 @@ PyObject* get_array(PyObject* self, void* number) noexcept {
   return guarded([=] { return held_by(self).kept_array(number_in(number)).release().ptr(); });
 }
 
-// A descriptor of the field with this number. What defines it lives for ever, once for each number.
+// A descriptor of a field. What defines it lives for ever, once for each name and number.
 template <getter kGet>
-nb::object field_with(int32_t number) {
-  static auto* const definitions = new std::deque<PyGetSetDef>;
-  for (size_t n = definitions->size(); n <= static_cast<size_t>(number); ++n)
-    definitions->push_back({"field", kGet, nullptr, nullptr, reinterpret_cast<void*>(n)});
-  return owned(PyDescr_NewGetSet(item_type, &(*definitions)[static_cast<size_t>(number)]));
+nb::object field_with(const std::string& name, int32_t number) {
+  static auto* const definitions = new std::map<std::pair<std::string, int32_t>, PyGetSetDef>;
+  const auto found = definitions->try_emplace({name, number}).first;
+  void* const closure = reinterpret_cast<void*>(intptr_t{number});
+  found->second = {found->first.first.c_str(), kGet, nullptr, nullptr, closure};
+  return owned(PyDescr_NewGetSet(item_type, &found->second));
 }
 
 PyMethodDef methods[] = {
@@ -237,12 +260,12 @@ void add_items(nb::module_& module) {
   def_item_method("_take_views", &HeldItem::end, nb::sig("def _take_views(self) -> list[list[Any]]"));
   def_item_method("_sequence", &HeldItem::sequence);
   def_item_method("_send_item", &HeldItem::send);
-  def_item_method("_release", &HeldItem::release);
-  module.def("loan_field", field_with<get_view>, nb::arg("number"),
-             nb::sig("def loan_field(number: int) -> Any"),
+  def_item_method("_release", &HeldItem::drop);
+  module.def("loan_field", field_with<get_view>, nb::arg("name"), nb::arg("number"),
+             nb::sig("def loan_field(name: str, number: int) -> Any"),
              "A descriptor of a field of a loan: its NumPy array. AttributeError after the end.");
-  module.def("received_field", field_with<get_array>, nb::arg("number"),
-             nb::sig("def received_field(number: int) -> Any"),
+  module.def("received_field", field_with<get_array>, nb::arg("name"), nb::arg("number"),
+             nb::sig("def received_field(name: str, number: int) -> Any"),
              "A descriptor of a field of a received item: its array.");
 }
 

@@ -1366,12 +1366,12 @@ class NativeItem:
 
     def _release(self) -> None: ...
 
-def loan_field(number: int) -> Any:
+def loan_field(name: str, number: int) -> Any:
     """
     A descriptor of a field of a loan: its NumPy array. AttributeError after the end.
     """
 
-def received_field(number: int) -> Any:
+def received_field(name: str, number: int) -> Any:
     """A descriptor of a field of a received item: its array."""
 
 class NativeChannel:

@@ -390,9 +390,10 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
     if (hold(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
-      item.sequence_ = look(slot_states_[slot].sequence);
+      const uint64_t sequence = look(slot_states_[slot].sequence);
+      item.sequence_.store(sequence, std::memory_order_relaxed);
       if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
-      publish(end.cursor, item.sequence_);
+      publish(end.cursor, sequence);
       publish(state_->received, look(state_->received) + 1);
       return true;
     }
@@ -591,12 +592,14 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
 }
 
 void Channel::send(Item& item) {
-  if (!item.lease_.is_held() || item.sequence_ != 0 || item.taker_ != taker()) {
-    throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
-  }
   {
     const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
                          "send through the channel");
+    // Under the mutex, because another thread may send the item, too.
+    if (!item.lease_.is_held() || item.sequence() != 0 || item.taker_ != taker()) {
+      throw_error(Code::kValue,
+                  "the item is not a loan of the channel in this process, or was already sent");
+    }
     (void)item.lease_.release();
     if (end_uses(item)) {
       give_back(item);
@@ -604,10 +607,10 @@ void Channel::send(Item& item) {
       publish(state_->last_sequence, sequence);
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
       publish(slot_states_[item.slot_].sequence, sequence);
-      item.sequence_ = sequence;
+      item.sequence_.store(sequence, std::memory_order_relaxed);
     }
   }
-  if (item.sequence_ == 0) {
+  if (item.sequence() == 0) {
     throw_error(Code::kLeaseEscaped,
                 "a view of the item still exists, so the item was dropped and not sent: delete the view "
                 "before you send, or keep a copy of its elements");

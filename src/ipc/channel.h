@@ -175,7 +175,7 @@ class Item {
   // kLeaseConflict (the item was sent).
   Ref<Array> array(int32_t field);
   // Of a received or sent item; 0: a loan.
-  uint64_t sequence() const noexcept { return sequence_; }
+  uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
   Channel& channel() const noexcept { return *channel_; }
 
   void retain() noexcept { refs_.increment(); }
@@ -192,7 +192,7 @@ class Item {
   Ref<Channel> channel_;
   Lease lease_;
   uint32_t slot_ = 0;
-  uint64_t sequence_ = 0;
+  std::atomic<uint64_t> sequence_{0};  // stored under the mutex
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
   bool is_readonly_ = false;
   std::atomic<bool> has_ended_{false};  // it was sent, or dropped by send()

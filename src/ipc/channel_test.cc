@@ -4,7 +4,7 @@
 //   - laws that one or two processes can show;
 //   - many producers and consumers at the same time, in every mode and with every policy. Oracle: the
 //     consumers receive the items of each producer in order, as often as the mode says, and no item is torn.
-// channel_history_test: step by step against a model. channel_crash_test: kills at every store.
+// channel_item_test: the ends of items. channel_history_test: step by step against a model. channel_crash_test: kills at every store.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -97,85 +97,6 @@ TEST(Channel, ALoanThatIsDroppedIsNoItemAndItsSlotIsFree) {
   EXPECT_EQ(take(channel), 2);
 }
 
-TEST(Channel, AnItemOfWhichAViewLivesOnIsDroppedAndSaysSo) {
-  const api::Channel channel = make(1);
-  {
-    api::Item item = channel.loan(0s);
-    const api::Array array = item.array(0);
-    const api::HostView view(array, api::Access::kWrite);
-    EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_LEASE_ESCAPED);
-    EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT) << "the view is in the way";
-  }
-  EXPECT_EQ(channel.statistics().sent, 0U);
-  EXPECT_EQ(try_loan(channel), TENON_OK);
-}
-
-TEST(Channel, TheArraysOfAnItemAreRefusedAfterItWasSent) {
-  const std::string name = new_name();
-  const api::Channel channel = make(2, ChannelMode::kQueue, WhenFull::kWait, name);
-  Peer consumer({"steered", name});
-  std::string line;
-  ASSERT_TRUE(consumer.hear(&line));
-  EXPECT_EQ(consumer.ask("receive"), error_of(TENON_ERR_TIMEOUT));
-  api::Item item = channel.loan(0s);
-  const api::Array array = item.array(0);
-  fill(item, 1);
-  item.send();
-  const auto expect_refused = [&] {
-    std::string message;
-    EXPECT_EQ(code_of([&] { const api::HostView view(array, api::Access::kWrite); }),
-              TENON_ERR_LEASE_CONFLICT);
-    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kWrite, 0, 0s); }, &message),
-              TENON_ERR_LEASE_CONFLICT);
-    EXPECT_NE(message.find("sent or dropped"), std::string::npos) << message;
-    EXPECT_NE(
-        code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 2; }, api::write(array)).wait(); }),
-        TENON_OK);
-  };
-  expect_refused();
-  EXPECT_EQ(consumer.ask("receive"), "ok 1 1");
-  expect_refused();
-  EXPECT_EQ(consumer.ask("look"), "ok 1");
-}
-
-// Also while this process has the next item in the slot.
-TEST(Channel, TheArraysOfASentItemCannotUseTheNextItemOfItsSlot) {
-  const api::Channel channel = make(1);
-  api::Item item = channel.loan(0s);
-  const api::Array array = item.array(0);
-  fill(item, 1);
-  item.send();
-  EXPECT_EQ(code_of([&] { (void)item.array(0); }), TENON_ERR_LEASE_CONFLICT);
-  const auto expect_refused = [&] {
-    EXPECT_EQ(code_of([&] { const api::HostView view(array, api::Access::kRead); }),
-              TENON_ERR_LEASE_CONFLICT);
-    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kRead, 0, 0s); }),
-              TENON_ERR_LEASE_CONFLICT);
-    EXPECT_EQ(code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 9; }, api::write(array)); }),
-              TENON_ERR_LEASE_CONFLICT);
-    EXPECT_EQ(code_of([&] { (void)array.copy(); }), TENON_ERR_LEASE_CONFLICT);
-  };
-  expect_refused();
-  {
-    const std::optional<api::Item> received = channel.receive(0s);
-    expect_refused();
-    EXPECT_EQ(value_of(*received), 1);
-  }
-  const api::Item next = channel.loan(0s);
-  expect_refused();
-}
-
-// The memory of an item belongs to the channel.
-TEST(Channel, TheArrayOfAnItemCannotBeMovedOut) {
-  const api::Channel channel = make(2);
-  const api::Item item = channel.loan(0s);
-  const api::Array array = item.array(0);
-  tenon_memory moved{};
-  moved.struct_size = sizeof moved;
-  tenon_error error = TENON_ERROR_INIT;
-  EXPECT_EQ(tenon_array_move_out(array.get(), nullptr, &moved, &error), TENON_ERR_LEASE_CONFLICT);
-}
-
 // A send makes room, because an item is spare now, or can be dropped.
 TEST(Channel, ALoanThatWaitsIsWokenByASendThatMakesRoom) {
   for (const Case& made :
@@ -233,16 +154,6 @@ TEST(Channel, WhatWaitsForNothingSaysSoInTime) {
   waits([&] { (void)channel.receive(30ms); });
   put(channel, 1);
   waits([&] { (void)channel.loan(30ms); });
-}
-
-TEST(Channel, AnItemIsSentOnce) {
-  const api::Channel channel = make(2);
-  api::Item item = channel.loan(0s);
-  fill(item, 1);
-  item.send();
-  EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_VALUE);
-  std::optional<api::Item> received = channel.receive(0s);
-  EXPECT_EQ(code_of([&] { received->send(); }), TENON_ERR_VALUE) << "it is no loan";
 }
 
 TEST(Channel, AFullChannelRaisesWhereItIsMadeSo) {

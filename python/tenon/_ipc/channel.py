@@ -85,15 +85,15 @@ class Channel(ChannelCalls):
         return _open(_core.attach(name))
 
     def _open(self, native: _core.NativeChannel) -> None:
-        self._native = native
-        # The tasks of each event loop that wait for a descriptor.
-        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
         names = tuple(field for field, _, _ in native.fields())
         numbers = {field: number for number, field in enumerate(names)}
         loan_class, received_class = Loan.with_fields(names), Received.with_fields(names)
         loan_class._numbers = received_class._numbers = numbers
         loan_class._check = checks_fields()
-        self._open_calls(native, loan_class, received_class)
+        self._open_calls(native, loan_class, received_class)  # fails if the channel is open
+        self._native = native
+        # The tasks of each event loop that wait for a descriptor.
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
         options = native.options()
         self.slots: int = options[0]
         self.mode: str = _MODES[options[1]]
@@ -206,6 +206,9 @@ class Channel(ChannelCalls):
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self._native.memory(),)
 
+    def __deepcopy__(self, memo: object) -> Channel:
+        return _open(self._native.memory())  # as a copy and a pickle: the memory is shared
+
     def __repr__(self) -> str:
         now = self.stats()
         return (
@@ -230,7 +233,7 @@ class Loan(Fields, NativeItem):
 
     @classmethod
     def _property(cls, name: str, number: int) -> Any:
-        return loan_field(number)
+        return loan_field(name, number)
 
     def _array(self, name: str) -> Any:
         return self._view(self._numbers[name])
@@ -317,7 +320,7 @@ class Received(Fields, NativeItem):
 
     @classmethod
     def _property(cls, name: str, number: int) -> Any:
-        return received_field(number)
+        return received_field(name, number)
 
     def _array(self, name: str) -> NDArray:
         return self._kept_array(self._numbers[name])

@@ -4,6 +4,8 @@ of dead processes are lost."""
 
 import asyncio
 import copy
+import ctypes
+import gc
 import inspect
 import multiprocessing
 import os
@@ -385,9 +387,74 @@ def test_a_channel_is_opened_once():
         object.__new__(tn.Channel).recv(0)
     with tn.Channel({"x": ("i8", (1,))}) as channel:
         with pytest.raises(RuntimeError, match="make another one"):
-            channel.__init__({"x": ("i8", (1,))})
+            channel.__init__({"y": ("i8", (2,))})
+        channel.loan().send()
+        assert (list(channel.schema), channel.stats()["sent"]) == (["x"], 1)
         with pytest.raises(TypeError, match="is not derived from NativeItem"):
             object.__new__(tn.Channel)._open_calls(channel._native, int, int)
+
+
+def test_copies_of_a_channel_are_openings_of_it():
+    with tn.Channel({"x": ("i8", (1,))}) as channel:
+        for copied in (copy.copy(channel), copy.deepcopy(channel)):
+            with copied.loan() as item:
+                item.x[...] = 7
+            assert channel.recv(0).x.item() == 7
+
+
+def test_a_channel_in_a_cycle_with_its_items_is_collected():
+    channel = tn.Channel({"x": ("i8", (1,))})
+    other = copy.copy(channel)
+    type(channel.loan()).channel = channel
+    assert other.stats()["producers"] == 1
+    del channel
+    gc.collect()
+    assert other.stats()["producers"] == 0
+
+
+@pytest.mark.parametrize("end", ["drop", "send"])
+def test_a_callback_may_end_the_item_that_is_being_sent(end):
+    with tn.Channel({"x": ("f4", (2, 3)), "k": ("i8", ()), "y": ("f4", (4,))}) as channel:
+        item, found = channel.loan(), []
+
+        def end_it(_):
+            with pytest.raises(KeyError, match="sent or dropped"):
+                item["y"]
+            try:
+                getattr(item, end)()
+            except tn.LeaseEscaped:  # from send: the other views still exist
+                found.append(end)
+
+        watching = weakref.ref(item.x, end_it)
+        item.k[...], item.y[...] = 1, 2
+        with pytest.raises(ValueError, match="was sent or released before"):
+            item.send()
+        assert (watching(), found) == (None, ["send"] if end == "send" else [])
+        assert (channel.stats()["sent"], channel.stats()["in_use"]) == (0, 0)
+
+
+def test_an_item_is_not_ended_while_another_thread_sends_it():
+    with tn.Channel({"x": ("i8", (1,))}) as channel:
+        mutex = ctypes.c_void_p(channel._native.memory().data_ptr + 64)  # of ChannelState
+        libc = ctypes.CDLL(None)
+        item = channel.loan()
+        item.x[...] = 3
+        assert libc.pthread_mutex_lock(mutex) == 0
+        sender = threading.Thread(target=item.send)
+        try:
+            sender.start()
+            while not item._has_ended():
+                time.sleep(0.001)
+            for end in (item.drop, item.send):
+                with pytest.raises(ValueError, match="another thread sends the item"):
+                    end()
+        finally:
+            assert libc.pthread_mutex_unlock(mutex) == 0
+            sender.join()
+        assert channel.recv(0).x.item() == 3
+        with pytest.raises(ValueError, match="was sent or released before"):
+            item.send()
+        item.drop()
 
 
 def test_only_channels_make_items():

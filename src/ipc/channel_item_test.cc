@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ends of items: an item is sent once, and nothing uses it afterwards.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "ipc/channel_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+TEST(ChannelItem, AnItemIsSentOnce) {
+  const api::Channel channel = make(2);
+  api::Item item = channel.loan(0s);
+  fill(item, 1);
+  item.send();
+  EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_VALUE);
+  std::optional<api::Item> received = channel.receive(0s);
+  EXPECT_EQ(code_of([&] { received->send(); }), TENON_ERR_VALUE) << "it is no loan";
+}
+
+TEST(ChannelItem, IsSentOnceByTwoThreads) {
+  const api::Channel channel = make(2);
+  for (uint64_t n = 1; n <= 1000; ++n) {
+    api::Item item = channel.loan(0s);
+    fill(item, 1);
+    std::atomic<int> n_ready{0}, n_sent{0};
+    const auto send = [&] {
+      for (++n_ready; n_ready < 2;) std::this_thread::yield();
+      n_sent += code_of([&] { item.send(); }) == TENON_OK ? 1 : 0;
+    };
+    std::thread other(send);
+    send();
+    other.join();
+    ASSERT_EQ(n_sent, 1);
+    ASSERT_EQ(channel.receive(0s)->sequence(), n);
+  }
+}
+
+TEST(ChannelItem, AnItemOfWhichAViewLivesOnIsDroppedAndSaysSo) {
+  const api::Channel channel = make(1);
+  {
+    api::Item item = channel.loan(0s);
+    const api::Array array = item.array(0);
+    const api::HostView view(array, api::Access::kWrite);
+    EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_LEASE_ESCAPED);
+    EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT) << "the view is in the way";
+  }
+  EXPECT_EQ(channel.statistics().sent, 0U);
+  EXPECT_EQ(try_loan(channel), TENON_OK);
+}
+
+TEST(ChannelItem, TheArraysOfAnItemAreRefusedAfterItWasSent) {
+  const std::string name = new_name();
+  const api::Channel channel = make(2, ChannelMode::kQueue, WhenFull::kWait, name);
+  Peer consumer({"steered", name});
+  std::string line;
+  ASSERT_TRUE(consumer.hear(&line));
+  EXPECT_EQ(consumer.ask("receive"), error_of(TENON_ERR_TIMEOUT));
+  api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0);
+  fill(item, 1);
+  item.send();
+  const auto expect_refused = [&] {
+    std::string message;
+    EXPECT_EQ(code_of([&] { const api::HostView view(array, api::Access::kWrite); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kWrite, 0, 0s); }, &message),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_NE(message.find("sent or dropped"), std::string::npos) << message;
+    EXPECT_NE(
+        code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 2; }, api::write(array)).wait(); }),
+        TENON_OK);
+  };
+  expect_refused();
+  EXPECT_EQ(consumer.ask("receive"), "ok 1 1");
+  expect_refused();
+  EXPECT_EQ(consumer.ask("look"), "ok 1");
+}
+
+// Also while this process has the next item in the slot.
+TEST(ChannelItem, TheArraysOfASentItemCannotUseTheNextItemOfItsSlot) {
+  const api::Channel channel = make(1);
+  api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0);
+  fill(item, 1);
+  item.send();
+  EXPECT_EQ(code_of([&] { (void)item.array(0); }), TENON_ERR_LEASE_CONFLICT);
+  const auto expect_refused = [&] {
+    EXPECT_EQ(code_of([&] { const api::HostView view(array, api::Access::kRead); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kRead, 0, 0s); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 9; }, api::write(array)); }),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(code_of([&] { (void)array.copy(); }), TENON_ERR_LEASE_CONFLICT);
+  };
+  expect_refused();
+  {
+    const std::optional<api::Item> received = channel.receive(0s);
+    expect_refused();
+    EXPECT_EQ(value_of(*received), 1);
+  }
+  const api::Item next = channel.loan(0s);
+  expect_refused();
+}
+
+// The memory of an item belongs to the channel.
+TEST(ChannelItem, TheArrayOfAnItemCannotBeMovedOut) {
+  const api::Channel channel = make(2);
+  const api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0);
+  tenon_memory moved{};
+  moved.struct_size = sizeof moved;
+  tenon_error error = TENON_ERROR_INIT;
+  EXPECT_EQ(tenon_array_move_out(array.get(), nullptr, &moved, &error), TENON_ERR_LEASE_CONFLICT);
+}
+
+}  // namespace
+}  // namespace tenon::impl
