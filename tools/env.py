@@ -3,7 +3,7 @@
 """Prepares Python environments with the package installed, and does nothing when they are current.
 
     env.py NAME [--profiled]  .venv with requirements/NAME.txt and the wheel of this tree
-    env.py compat VERSION     build/python-VERSION with requirements/compat.txt and the same wheel
+    env.py compat VERSION [--profiled]  build/python-VERSION with requirements/compat.txt and the same wheel
 
 --profiled: the wheel as it is released, optimized with a profile (tools/wheel_profile.py; needs GCC). It
 takes two builds.
@@ -188,11 +188,12 @@ def prepare_compat(version, is_profiled=False):
         return None
     environment = Environment(ROOT / f"build/python-{version}", python)
     environment.require("compat")
-    environment.install(current_wheel(prepare("build", is_profiled), is_profiled))
+    environment.install(current_wheel(prepare("test" if is_profiled else "build", is_profiled), is_profiled))
     return environment
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "compat":
-        sys.exit(0 if prepare_compat(sys.argv[2]) else f"no CPython {sys.argv[2]} found")
+        found = prepare_compat(sys.argv[2], "--profiled" in sys.argv[3:])
+        sys.exit(0 if found else f"no CPython {sys.argv[2]} found")
     prepare(sys.argv[1], "--profiled" in sys.argv[2:])

@@ -32,6 +32,9 @@ def take_profile(python=sys.executable):
         pip = (python, "-m", "pip", "--disable-pip-version-check", "install", *options, ROOT)
         must_run("build the package with counters", *pip, **variables("GENERATE"))
         must_run("run it for the profile", python, ROOT / "tools/wheel_workload.py", PYTHONPATH=site)
+    for part in ("src", "python"):
+        if not any((FOLDER / part).rglob("*.gcda")):
+            sys.exit(f"the run has left no counts in {FOLDER / part}: is GCOV_PREFIX set?")
 
 
 if __name__ == "__main__":

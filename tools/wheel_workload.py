@@ -5,9 +5,8 @@ PyTorch, leases and channels.
 Ops and recordings are left out. What runs for them differs between Python and C, so that counts of one say
 nothing of the other."""
 
-import importlib.util
-
 import numpy as np
+import torch
 
 import tenon as tn
 
@@ -34,8 +33,6 @@ def exchange():
 
 
 def exchange_with_torch():
-    import torch
-
     t, strided = torch.zeros(4, 8), torch.zeros(8, 16)[::2, ::2]
     a = tn.zeros((4, 8), "f4")
     for _ in range(EXCHANGES):
@@ -67,5 +64,4 @@ def lend():
 if __name__ == "__main__":
     exchange()
     lend()
-    if importlib.util.find_spec("torch"):
-        exchange_with_torch()
+    exchange_with_torch()

@@ -445,8 +445,7 @@ bool Workers::end_fill(FillLoop& loop, const Job& job, FillResult& result) {
 }
 
 void Workers::fill_batches(FillLoop& loop) {
-  // Fills that have begun. One, if the next one depends on what becomes of it, and before the first one ends:
-  // the first batch does not wait until a second slot has its memory.
+  // Fills that have begun. One, if the next one depends on what becomes of it.
   const uint32_t most = processes_ && !has_state() ? kRingEntries : 1;
   SpinBudget short_wait;
   std::array<Job, kRingEntries>& jobs = loop.jobs;
@@ -455,6 +454,7 @@ void Workers::fill_batches(FillLoop& loop) {
   // Those of an abandoned loop.
   for (uint32_t n = settled; n != begun; ++n) begin_fill(loop, jobs[n % kRingEntries]);
   while (true) {
+    // Only one before the first one ends: else the first batch would wait for the memory of a second slot.
     while (!is_over && begun - settled < (settled == 0 ? 1 : most)) {
       Job& job = jobs[begun % kRingEntries];
       const JobTake taken = take_job(loop, begun == settled, short_wait, job);
