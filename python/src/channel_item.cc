@@ -113,7 +113,8 @@ class HeldItem {
     HeldItem& held;
   };
   void check_not_sending() const {
-    if (is_sending_) throw Error(TENON_ERR_VALUE, "another thread sends the item, or the caller of this handler");
+    if (is_sending_)
+      throw Error(TENON_ERR_VALUE, "another thread sends the item, or the caller of this signal handler");
   }
   void release() noexcept {
     const owners::Collector collector;
