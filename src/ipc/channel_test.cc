@@ -4,7 +4,8 @@
 //   - laws that one or two processes can show;
 //   - many producers and consumers at the same time, in every mode and with every policy. Oracle: the
 //     consumers receive the items of each producer in order, as often as the mode says, and no item is torn.
-// channel_item_test: the ends of items. channel_history_test: step by step against a model. channel_crash_test: kills at every store.
+// channel_item_test: the ends of items. channel_history_test: step by step against a model.
+// channel_crash_test: kills at every store.
 #include <gtest/gtest.h>
 #include <poll.h>
 
