@@ -24,7 +24,9 @@ import wheel_profile
 from steps import ROOT, VENV, must_run
 
 WHEELS, PROFILED_WHEELS = ROOT / "build/wheel", ROOT / "build/profiled-wheel"
-BUILD_TOOLS = ("tools/readme.py", "tools/wheel_profile.py", "tools/wheel_workload.py")
+BUILD_TOOLS = [
+    f"tools/{name}" for name in ("readme.py", "wheel_profile.py", "wheel_workload.py", "wheel_workload.cc")
+]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NAMES = ("tenon-arrays", "tenon")  # of the package; the second one in environments of earlier builds
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Takes the profile with which the wheel is optimized: builds the package with counters in build/profiled,
-and runs tools/wheel_workload.py with it. The counts lie in that folder. The wheel is built there next, with
-the environment variables that `variables("USE")` returns.
+and runs tools/wheel_workload.py and tools/wheel_workload.cc with it. The counts lie in that folder. The wheel
+is built there next, with the environment variables that `variables("USE")` returns.
 
 Needs GCC, and a Python that has the requirements of the build."""
 
@@ -32,6 +32,11 @@ def take_profile(python=sys.executable):
         pip = (python, "-m", "pip", "--disable-pip-version-check", "install", *options, ROOT)
         must_run("build the package with counters", *pip, **variables("GENERATE"))
         must_run("run it for the profile", python, ROOT / "tools/wheel_workload.py", PYTHONPATH=site)
+        include, library, program = f"{site}/tenon/include", f"{site}/tenon/lib", f"{site}/workload"
+        link = ("-L", library, "-ltenon", f"-Wl,-rpath,{library}")
+        compiler = (os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-I", include)
+        must_run("compile what C calls", *compiler, ROOT / "tools/wheel_workload.cc", "-o", program, *link)
+        must_run("run it for the profile", program)
     for part in ("src", "python"):
         if not any((FOLDER / part).rglob("*.gcda")):
             sys.exit(f"the run has left no counts in {FOLDER / part}: is GCOV_PREFIX set?")

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls for whose counts the wheel is optimized (tools/wheel_profile.py): exchange with NumPy and
-PyTorch, leases and channels.
-
-Ops and recordings are left out. What runs for them differs between Python and C, so that counts of one say
-nothing of the other."""
+"""The calls of Python programs for whose counts the wheel is optimized (tools/wheel_profile.py): exchange
+with NumPy and PyTorch, leases and channels. Ops are counted where C pushes them (tools/wheel_workload.cc)."""
 
 import numpy as np
 import torch
