@@ -597,8 +597,7 @@ void Channel::send(Item& item) {
                          "send through the channel");
     // Under the mutex, because another thread may send the item, too.
     if (!item.lease_.is_held() || item.sequence() != 0 || item.taker_ != taker()) {
-      throw_error(Code::kValue,
-                  "the item is not a loan of the channel in this process, or was already sent");
+      throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
     }
     (void)item.lease_.release();
     if (end_uses(item)) {
