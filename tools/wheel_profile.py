@@ -31,12 +31,12 @@ def take_profile(python=sys.executable):
         options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", site)
         pip = (python, "-m", "pip", "--disable-pip-version-check", "install", *options, ROOT)
         must_run("build the package with counters", *pip, **variables("GENERATE"))
-        must_run("run it for the profile", python, ROOT / "tools/wheel_workload.py", PYTHONPATH=site)
+        must_run("count the calls of Python", python, ROOT / "tools/wheel_workload.py", PYTHONPATH=site)
         include, library, program = f"{site}/tenon/include", f"{site}/tenon/lib", f"{site}/workload"
         link = ("-L", library, "-ltenon", f"-Wl,-rpath,{library}")
         compiler = (os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-I", include)
-        must_run("compile what C calls", *compiler, ROOT / "tools/wheel_workload.cc", "-o", program, *link)
-        must_run("run it for the profile", program)
+        must_run("compile the calls of C", *compiler, ROOT / "tools/wheel_workload.cc", "-o", program, *link)
+        must_run("count the calls of C", program)
     for part in ("src", "python"):
         if not any((FOLDER / part).rglob("*.gcda")):
             sys.exit(f"the run has left no counts in {FOLDER / part}: is GCOV_PREFIX set?")
