@@ -34,9 +34,7 @@ enum class WhenFull : int32_t {
 // lost.
 class Item {
  public:
-  explicit Item(tenon_item* handle, tenon_channel* channel) : handle_(handle), channel_(channel) {
-    tenon_channel_retain(channel);
-  }
+  explicit Item(tenon_item* handle, tenon_channel* channel) : handle_(handle), channel_(channel) {}
 
   // The array keeps the item. Do not use the array of a loan after send(). Fails with INDEX, NOT_FOUND.
   Array array(int32_t field) const {
@@ -45,8 +43,8 @@ class Item {
     return Array::steal(array);
   }
   Array array(std::string_view name) const {
-    for (int32_t i = 0; i < tenon_channel_field_count(channel_.get()); ++i) {
-      if (name == tenon_channel_field(channel_.get(), i).name) return array(i);
+    for (int32_t i = 0; i < tenon_channel_field_count(channel_); ++i) {
+      if (name == tenon_channel_field(channel_, i).name) return array(i);
     }
     throw Error(TENON_ERR_NOT_FOUND, "the channel has no field '" + std::string(name) + "'");
   }
@@ -57,7 +55,7 @@ class Item {
 
  private:
   detail::Handle<tenon_item, tenon_item_retain, tenon_item_release> handle_;
-  detail::Handle<tenon_channel, tenon_channel_retain, tenon_channel_release> channel_;
+  tenon_channel* channel_;  // kept by the item
 };
 
 // A reference-counted handle. Threads: any.

@@ -106,7 +106,7 @@ inline void Lease::begin(const Array& array) {
   Storage& storage = array.storage();
   if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
     check_failures();
-  storage.retain();
+  if (keeps_storage_) storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
   if (is_logged()) [[unlikely]]
     log_view_beside(part_, request_);
@@ -196,7 +196,7 @@ void Lease::withdraw() noexcept {
 void Lease::drop_request() noexcept { delete std::exchange(pending_, nullptr); }
 
 bool Lease::release() noexcept {
-  if (pending_ != nullptr && cancel()) return false;
+  if (!is_held() || (pending_ != nullptr && cancel())) return false;
   // If several threads release it, one of them gets the storage.
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
@@ -217,8 +217,9 @@ bool Lease::fail(std::string_view message) {
 bool Lease::finish(Storage* storage, bool has_written) noexcept {
   drop_request();
   end_span(trace::SpanOutcome::kDone);
+  const bool keeps_storage = keeps_storage_;  // the owner may use the lease again when it has been released
   const bool has_escaped = impl::release(request_, has_written);
-  storage->release();
+  if (keeps_storage) storage->release();
   return has_escaped;
 }
 

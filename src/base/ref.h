@@ -28,6 +28,18 @@ class RefCount {
   // Only a hint while other threads change the count.
   uint64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
 
+  // If a thread changes a flag and then calls tell(), and another one adds a reference with
+  // increment_after_tell() and then reads the flag: the first gets a count with that reference, or the second
+  // sees the change.
+  uint64_t tell() noexcept {
+    // pairs with: RefCount::increment_after_tell, "a change before a new reference"
+    return count_.fetch_add(0, std::memory_order_acq_rel);
+  }
+  void increment_after_tell() noexcept {
+    // pairs with: RefCount::tell, "a change before a new reference"
+    count_.fetch_add(1, std::memory_order_acquire);
+  }
+
   // True if these were the last references.
   // pairs with: RefCount::decrement, "uses before destruction"
   bool decrement(uint64_t n = 1) noexcept { return count_.fetch_sub(n, std::memory_order_acq_rel) == n; }

@@ -118,10 +118,10 @@ void Channel::open_slots() {
   const uint64_t nbytes = slot_nbytes_of(fields_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
+  const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_};
+  gate_ = &segment_->set_lock(1, std::make_unique<SlotGate>(*segment_, 1, gated));
   Memory memory;
-  memory.gate = &segment_->set_lock(
-      1, std::make_unique<SlotGate>(*segment_, 1,
-                                    SlotGate::Slots{slots.data(), nbytes, plan_.slots, slot_states_}));
+  memory.gate = gate_;
   memory.nbytes = memory.extent_nbytes = nbytes;
   const auto shape = static_cast<int64_t>(nbytes);
   for (uint32_t i = 0; i < plan_.slots; ++i) {
@@ -278,9 +278,10 @@ bool Channel::hold(Item& item, uint32_t slot, Access access, bool is_overwrite, 
   item.is_readonly_ = access == Access::kRead;
   LeaseFlags flags;
   flags.is_overwrite = is_overwrite;
-  flags.grant = SlotGate::kHeld;  // by the bit that was set above, which no other process clears
-  const std::optional<Error> refused =
-      item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(), site, Deadline(0));
+  flags.grant = kUncountedGrant;  // by the bit that was set above, which no other process clears
+  flags.is_kept = true;           // by the channel
+  const std::optional<Error> refused = item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(),
+                                                               site, Deadline::from_first_look(0));
   if (!refused) {
     item.lease_.detach();
     return true;
@@ -300,9 +301,11 @@ void Channel::give_back(Item& item) noexcept {
 // Refuses all later uses of the arrays of a loan whose lease has ended: when this process has the slot again,
 // they must not use its next item. False: a view, a lease or an op of this process uses the slot.
 bool Channel::end_uses(Item& item) noexcept {
-  // pairs with: Item::array, "an item that was sent"
-  item.has_ended_.store(true, std::memory_order_seq_cst);
-  return Storage::end_parts(slots_[item.slot_]->storage(), &item);
+  Storage& slot = slots_[item.slot_]->storage();
+  item.has_ended_.store(true, std::memory_order_relaxed);
+  // Each array has a reference. Memory that was imported by its address has none.
+  if (item.refs_.tell() == 1) return !slot.is_used();
+  return Storage::end_parts(slot, &item);
 }
 
 bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
@@ -588,7 +591,8 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or create it with more slots");
   }
-  return wait(state_->room, loan_budget_, deadline, "lend from", attempt) ? item : Ref<Item>();
+  if (!wait(state_->room, loan_budget_, deadline, "lend from", attempt)) return {};
+  return item;
 }
 
 void Channel::send(Item& item) {
@@ -626,7 +630,8 @@ Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   prefetch_item();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   const auto attempt = [&] { return try_receive(*item, deadline, site); };
-  return wait(state_->items, receive_budget_, deadline, "receive from", attempt) ? item : Ref<Item>();
+  if (!wait(state_->items, receive_budget_, deadline, "receive from", attempt)) return {};
+  return item;
 }
 
 bool Channel::wait_for_item(const Deadline& deadline) {
@@ -658,12 +663,12 @@ Ref<Array> Item::array(int32_t field) {
   Memory memory = slot.memory();
   memory.data += part.offset;
   memory.nbytes = part.nbytes;
-  memory.gate = &channel_->segment_->lock(1);
+  memory.gate = channel_->gate_;
   memory.owner = this;
   memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
   memory.is_readonly = is_readonly_;
   if (part.nbytes == 0) memory.extent_nbytes = 0;
-  retain();
+  refs_.increment_after_tell();
   Ref<Storage> storage;
   try {
     storage = part.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
@@ -671,9 +676,8 @@ Ref<Array> Item::array(int32_t field) {
     release();
     throw;
   }
-  // From here on, the storage's deleter releases the item.
-  // pairs with: Channel::end_uses, "an item that was sent"
-  if (has_ended_.load(std::memory_order_seq_cst)) {
+  // From here on, the storage's deleter releases the item. If it ends now, it finds this storage.
+  if (has_ended_.load(std::memory_order_relaxed)) {
     throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
   }
   return Array::over(std::move(storage), part.dtype, Dims(part.shape),

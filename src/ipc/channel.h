@@ -149,6 +149,7 @@ class Channel {
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
+  Gate* gate_ = nullptr;  // of the slots
   ChannelEnds ends_;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};

@@ -109,6 +109,42 @@ TEST(ChannelItem, TheArraysOfASentItemCannotUseTheNextItemOfItsSlot) {
   expect_refused();
 }
 
+// Such memory has no reference to the item, but its uses are in the same queue.
+TEST(ChannelItem, AViewOfMemoryThatWasImportedByItsAddressIsInTheWay) {
+  const api::Channel channel = make(1);
+  api::Item item = channel.loan(0s);
+  const api::Array imported = api::Array::borrow(static_cast<int64_t*>(item.array(0).data()), {kCount});
+  const api::HostView view(imported, api::Access::kWrite);
+  EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_LEASE_ESCAPED);
+  EXPECT_EQ(channel.statistics().sent, 0U);
+}
+
+TEST(ChannelItem, AnArrayThatIsTakenBesideASendCannotUseTheItem) {
+  const api::Channel channel = make(2);
+  for (int n = 1; n <= 2000 && !HasFailure(); ++n) {
+    api::Item item = channel.loan(0s);
+    fill(item, n);
+    std::optional<api::Array> taken;
+    std::atomic<int> n_ready{0};
+    const auto meet = [&] {
+      for (++n_ready; n_ready < 2;) std::this_thread::yield();
+    };
+    std::thread other([&] {
+      meet();
+      (void)code_of([&] { taken = item.array(0); });
+    });
+    meet();
+    EXPECT_EQ(code_of([&] { item.send(); }), TENON_OK);
+    other.join();
+    const std::optional<api::Item> received = channel.receive(0s);
+    if (taken) {
+      EXPECT_EQ(code_of([&] { const api::HostView view(*taken, api::Access::kRead); }),
+                TENON_ERR_LEASE_CONFLICT);
+    }
+    EXPECT_EQ(value_of(*received), n);
+  }
+}
+
 // The memory of an item belongs to the channel.
 TEST(ChannelItem, TheArrayOfAnItemCannotBeMovedOut) {
   const api::Channel channel = make(2);

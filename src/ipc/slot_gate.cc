@@ -22,7 +22,7 @@ bool SlotGate::holds(const Extent& extent) const noexcept {
 bool SlotGate::enter(const Request& request, RequestPart& part, const Deadline&,
                      Conflict* conflict) noexcept {
   if (holds(asked_of(request, part).extent)) {
-    part.grant = kHeld;
+    part.grant = kUncountedGrant;
     return true;
   }
   conflict->reason = Conflict::Reason::kNotHeld;

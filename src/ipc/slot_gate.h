@@ -14,9 +14,6 @@ namespace tenon::impl {
 // the order of all gates. Threads: any.
 class SlotGate final : public ProcessLock {
  public:
-  // The grant of each request that passes.
-  static constexpr GrantId kHeld = 1;
-
   struct Slots {
     std::byte* data = nullptr;
     uint64_t nbytes = 0;  // of each

@@ -67,10 +67,8 @@ bool KnownMemory::end_parts(Storage& whole, const void* owner) noexcept {
   const Section section(*this);
   sweep();
   Region* const region = &whole.region();
-  const Extent extent{address(whole.data()), address(whole.data()) + whole.nbytes()};
   const std::scoped_lock queue(region->lock);
-  if (region->first_conflict(Access::kWrite, extent) != nullptr) return false;
-  if (region->host_conflict(Access::kWrite, extent) != nullptr) return false;
+  if (region->is_used(whole.extent())) return false;
   Storage* next = nullptr;
   for (Storage* s = region->storages_; s != nullptr; s = next) {
     next = s->next_on_region_;

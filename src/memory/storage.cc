@@ -138,6 +138,13 @@ bool Storage::end_parts(Storage& whole, const void* owner) noexcept {
   return KnownMemory::instance().end_parts(whole, owner);
 }
 
+bool Storage::is_used() noexcept {
+  Queue& queue = lock_home(home_);
+  const bool is_used = queue.is_used(extent());
+  queue.lock.unlock();
+  return is_used;
+}
+
 Ref<Storage> Storage::find(const std::byte* data, size_t nbytes, Access access) {
   return KnownMemory::instance().find(data, nbytes, access);
 }

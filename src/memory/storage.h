@@ -54,6 +54,8 @@ class Storage {
   // Refuses all later uses of the parts with this owner (Reason::kNotHeld). False: a request or a view uses
   // the bytes of the whole, and nothing has changed.
   static bool end_parts(Storage& whole, const void* owner) noexcept;
+  // Whether a request or a view uses its bytes.
+  bool is_used() noexcept;
 
   // A living storage that can lend the bytes, or null.
   static Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
@@ -63,6 +65,10 @@ class Storage {
 
   std::byte* data() const noexcept { return data_; }
   size_t nbytes() const noexcept { return nbytes_; }
+  Extent extent() const noexcept {
+    const auto begin = reinterpret_cast<uintptr_t>(data_);
+    return {begin, begin + nbytes_};
+  }
   bool is_readonly() const noexcept { return is_readonly_; }
   tenon_device device() const noexcept { return device_; }
   device::Event* born() const noexcept { return born_; }

@@ -144,7 +144,7 @@ bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict)
 
 void leave_gates(Request& request, bool has_written) noexcept {
   for (RequestPart& e : request.parts) {
-    if (e.grant == kNoGrant) continue;
+    if (e.grant == kNoGrant || e.grant == kUncountedGrant) continue;
     GrantId grant = kNoGrant;
     bool is_left_to_streams = false;
     {

@@ -99,7 +99,7 @@ bool pass_gates(Request& request) noexcept;
 // The same, and waits. False: the conflict says why. The request then stays in its queues without a grant.
 bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict) noexcept;
 
-// Releases all grants. From then on, no view or lease can be taken under the request.
+// Releases all grants that are counted. From then on, no view or lease can be taken under their parts.
 void leave_gates(Request& request, bool has_written) noexcept;
 
 // If the request waits at a gate without a thread: the grant of another process that is in its way.

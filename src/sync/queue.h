@@ -221,6 +221,11 @@ class Queue : public QueueBase {
   // The first part that conflicts and waits for such a view, or for a part that waits for one; or null.
   RequestPart* first_behind_kept(Actor actor, bool is_host, Access access,
                                  const Extent& extent) const noexcept;
+  // A part or a view uses some of these bytes.
+  bool is_used(const Extent& extent) const noexcept {
+    return first_conflict(Access::kWrite, extent) != nullptr ||
+           host_conflict(Access::kWrite, extent) != nullptr;
+  }
   // The first part that conflicts, or null.
   RequestPart* first_conflict(Access access, const Extent& extent) const noexcept;
   // The same without those that are submitted.
