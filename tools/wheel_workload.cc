@@ -72,7 +72,11 @@ void run_ops() {
     kinds[1].push_back(write_one(arrays[0]));
     kinds[2].push_back(read_two_write_one(some));
   }
-  for (const std::vector<Uses>& bodies : kinds) {
+  for (std::vector<Uses>& bodies : kinds) {
+    push(bodies);
+    for (Uses& uses : bodies) {
+      for (tenon_use& use : uses) use.flags = TENON_BORROWED;
+    }
     push(bodies);
     replay(bodies, kOps / kRecorded);
     for (int i = 0; i < kOps / kRecorded; ++i) replay(bodies, 1);

@@ -378,8 +378,9 @@ typedef struct tenon_lease {
 #define TENON_LEASE_INIT {{0}}
 
 enum tenon_lease_flags {
-  TENON_OVERWRITE = 1 << 0,        /* with TENON_WRITE: every element is written before any is read */
-  TENON_IGNORE_OWNER_DIED = 1 << 1 /* for a lease: accept what a dead writer left (share.h) */
+  TENON_OVERWRITE = 1 << 0,         /* with TENON_WRITE: every element is written before any is read */
+  TENON_IGNORE_OWNER_DIED = 1 << 1, /* for a lease: accept what a dead writer left (share.h) */
+  TENON_BORROWED = 1 << 2           /* for a use of an op: the caller keeps the array until the op is done */
 };
 
 typedef struct tenon_lease_options {
@@ -500,11 +501,12 @@ TENON_API void tenon_set_view_finder(void (*find)(const tenon_holder* holder, co
 typedef struct tenon_op tenon_op;
 typedef struct tenon_failure tenon_failure;
 
-/* The use of an array by an op. The op keeps the array alive. */
+/* The use of an array by an op. The op keeps the array alive. With TENON_BORROWED (since 0.6) it does not: the
+ * caller must keep a reference until the op is done. A recording keeps borrowed arrays, too. */
 typedef struct tenon_use {
   tenon_array* array;
   int32_t access; /* TENON_READ, TENON_WRITE */
-  uint32_t flags; /* TENON_OVERWRITE */
+  uint32_t flags; /* TENON_OVERWRITE, TENON_BORROWED */
 } tenon_use;
 
 /* The behaviour if views of ordinary code conflict with an op. */

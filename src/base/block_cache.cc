@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "base/prefetch.h"
+
 namespace tenon::impl {
 namespace {
 
@@ -43,6 +45,13 @@ CachedBlock* get_some(Common& common) noexcept {
   while (end->next_batch != nullptr) end = end->next_batch;
   give_to_all(common, rest, end);
   return first;
+}
+
+// The next block that the thread will take: another processor has written to it.
+void fetch(const CachedBlock* block, size_t size) noexcept {
+  constexpr size_t kLine = 64;
+  for (size_t at = 0; at < size; at += kLine)
+    prefetch_to_write(reinterpret_cast<const std::byte*>(block) + at);
 }
 
 // The blocks of one size in one thread: those that it has freed itself, and those that it took from the
@@ -108,7 +117,9 @@ void* BlockCache::take(size_t size) {
   if (!kept.has_begun) kept.begin();
   if (mine.got == nullptr) mine.got = get_some(common[place]);
   if (mine.got == nullptr) return ::operator new(kSizes[place]);
-  return std::exchange(mine.got, mine.got->next);
+  CachedBlock* const block = std::exchange(mine.got, mine.got->next);
+  fetch(mine.got, size);
+  return block;
 }
 
 void BlockCache::give(void* memory, size_t size) noexcept {

@@ -35,7 +35,7 @@ tenon_failure* wrap_seen(Ref<Failure> failure) noexcept {
   return wrap(std::move(failure));
 }
 
-// The work of a caller in C and the arrays that it uses. It is in the memory of its op.
+// The work of a caller in C and the arrays that it keeps. It is in the memory of its op.
 struct PushedWork {
   void* context;
   void (*run_body)(void* context, tenon_op* op);
@@ -96,29 +96,35 @@ std::span<const tenon_use> checked_uses(const tenon_work* work, int32_t n, const
 
 void check(const tenon_work& work, const tenon_use& use) {
   const Array& array = *capi::unwrap(not_null(use.array, "array of a use"));
-  check_flags(use.flags, TENON_OVERWRITE, "tenon_push");
+  check_flags(use.flags, TENON_OVERWRITE | TENON_BORROWED, "tenon_push");
   if (checked_access(use.access) == Access::kRead || !array.is_readonly()) return;
   throw_error(Code::kBuffer, "op '", work.name != nullptr ? work.name : "",
               "' cannot write the array of shape ", shape_text(array.shape()), ": it is read-only");
 }
 
+bool is_borrowed(const tenon_use& use) noexcept { return (use.flags & TENON_BORROWED) != 0; }
+
 Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
-  size_t n = 0;
+  size_t n = 0, n_kept = 0;
   for (const tenon_use& use : uses) {
     check(work, use);
     n += capi::unwrap(use.array)->size() != 0 ? 1 : 0;
+    n_kept += is_borrowed(use) ? 0 : 1;
   }
   Ref<Op> op = Op::create({nullptr, PushedWork::run, PushedWork::drop}, std::max<size_t>(n, 1), work.name,
-                          work.site, sizeof(PushedWork) + uses.size() * sizeof(Array*));
+                          work.site, sizeof(PushedWork) + n_kept * sizeof(Array*));
   if (n == 0) op->parts[0].home = &Engine::instance().loose_home();
   if ((flags_of(work) & TENON_NEEDS_LOCK) != 0) op->traits = Request::kNeedsLock;
-  auto* const pushed = new (op->context()) PushedWork{work.context, work.run, work.drop, uses.size()};
-  size_t part = 0;
-  for (size_t i = 0; i < uses.size(); ++i) {
-    Array* const array = capi::unwrap(uses[i].array);
-    array->retain();
-    pushed->arrays[i] = array;
-    if (array->size() != 0) describe(uses[i], op->parts[part++]);
+  auto* const pushed = new (op->context()) PushedWork{work.context, work.run, work.drop, n_kept};
+  RequestPart* part = op->parts.data();
+  Array** kept = pushed->arrays;
+  for (const tenon_use& use : uses) {
+    Array* const array = capi::unwrap(use.array);
+    if (!is_borrowed(use)) {
+      array->retain();
+      *kept++ = array;
+    }
+    if (array->size() != 0) describe(use, *part++);
   }
   return op;
 }

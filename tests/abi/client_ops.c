@@ -235,6 +235,18 @@ static void reused_leases(void) {
   tenon_array_release(array);
 }
 
+static tenon_work work_of(doubling* context) {
+  tenon_work work;
+  memset(&work, 0, sizeof work);
+  work.struct_size = sizeof work;
+  work.context = context;
+  work.run = double_it;
+  work.drop = count_drop;
+  work.name = "double";
+  work.site = "client_ops.c";
+  return work;
+}
+
 /* Bodies that are recorded run in their order in each replay, and fail together. */
 static void recordings(void) {
   tenon_error error = TENON_ERROR_INIT;
@@ -320,6 +332,53 @@ static void complete(void* context, tenon_op* op) {
   tenon_op_complete(op);
 }
 
+/* Four elements whose end note_freed() counts. */
+static tenon_array* adopted(float* memory) {
+  tenon_error error = TENON_ERROR_INIT;
+  const int64_t shape[1] = {4};
+  tenon_adoption adoption;
+  tenon_array* array = NULL;
+  memset(&adoption, 0, sizeof adoption);
+  adoption.struct_size = sizeof adoption;
+  adoption.data = memory;
+  adoption.dtype = client_float32;
+  adoption.device = client_cpu;
+  adoption.ndim = 1;
+  adoption.shape = shape;
+  adoption.owner = memory;
+  adoption.deleter = note_freed;
+  OK(tenon_array_adopt(&adoption, &array, &error));
+  return array;
+}
+
+/* An op keeps the arrays that are not borrowed, and releases no others. */
+static void borrowed_arrays(void) {
+  static float memory[3][4] = {{1, 2, 3, 4}};
+  tenon_error error = TENON_ERROR_INIT;
+  doubling context;
+  tenon_work work = work_of(&context);
+  tenon_array *from = adopted(memory[0]), *to = adopted(memory[1]), *rest = adopted(memory[2]);
+  tenon_use uses[3] = {
+      {from, TENON_READ, TENON_BORROWED}, {rest, TENON_READ, 0}, {to, TENON_WRITE, TENON_BORROWED}};
+  tenon_op* op = NULL;
+  memset(&context, 0, sizeof context);
+  context.from = memory[0];
+  context.to = memory[1];
+  freed = 0;
+  uses[0].flags = 1u << 31;
+  FAILS(TENON_ERR_VALUE, tenon_push(&work, 3, uses, &op, &error));
+  uses[0].flags = TENON_BORROWED;
+  OK(tenon_push(&work, 3, uses, &op, &error));
+  tenon_array_release(rest);
+  OK(tenon_op_wait(op, -1, &error));
+  tenon_op_release(op);
+  CHECK(memory[1][3] == 8 && freed == 1);
+  tenon_array_release(from);
+  tenon_array_release(to);
+  CHECK(freed == 3);
+  freed = 0;
+}
+
 /* A recording keeps each of its arrays, also if nothing else does. */
 static void arrays_of_recordings(void) {
   static float memory[MANY][4];
@@ -327,25 +386,13 @@ static void arrays_of_recordings(void) {
   tenon_recording* recording = NULL;
   tenon_op* op = NULL;
   tenon_work work;
-  int64_t shape[1] = {4};
   int i, k;
   memset(&work, 0, sizeof work);
   work.struct_size = sizeof work;
   work.run = complete;
   OK(tenon_recording_create(&recording, &error));
   for (i = 0; i < MANY; i++) {
-    tenon_adoption adoption;
-    tenon_use use = {NULL, TENON_WRITE, 0};
-    memset(&adoption, 0, sizeof adoption);
-    adoption.struct_size = sizeof adoption;
-    adoption.data = memory[i];
-    adoption.dtype = client_float32;
-    adoption.device = client_cpu;
-    adoption.ndim = 1;
-    adoption.shape = shape;
-    adoption.owner = memory[i];
-    adoption.deleter = note_freed;
-    OK(tenon_array_adopt(&adoption, &use.array, &error));
+    tenon_use use = {adopted(memory[i]), TENON_WRITE, i % 2 == 0 ? TENON_BORROWED : 0};
     for (k = 0; k < 2; k++) {
       work.drop = k == 1 ? check_drop : NULL;
       OK(tenon_recording_push(recording, &work, 1, &use, &error));
@@ -439,18 +486,6 @@ static void reports_of_tasks(void) {
   hooks.struct_size = sizeof hooks;
   tenon_set_wait_hooks(&hooks);
   tenon_array_release(array);
-}
-
-static tenon_work work_of(doubling* context) {
-  tenon_work work;
-  memset(&work, 0, sizeof work);
-  work.struct_size = sizeof work;
-  work.context = context;
-  work.run = double_it;
-  work.drop = count_drop;
-  work.name = "double";
-  work.site = "client_ops.c";
-  return work;
 }
 
 static void ops(const char* engine) {
@@ -620,6 +655,7 @@ void client_ops(void) {
   requests();
   reused_leases();
   recordings();
+  borrowed_arrays();
   arrays_of_recordings();
   reports_of_tasks();
   traces();

@@ -81,7 +81,8 @@ class Tenon {
   Described describe(void* context, Uses uses) const {
     Described op;
     for (const Use& use : uses) {
-      op.uses[size_t(op.n++)] = {arrays_[size_t(use.variable)], use.is_write ? TENON_WRITE : TENON_READ, 0};
+      const int32_t access = use.is_write ? TENON_WRITE : TENON_READ;
+      op.uses[size_t(op.n++)] = {arrays_[size_t(use.variable)], access, TENON_BORROWED};
     }
     op.work.struct_size = sizeof op.work;
     op.work.context = context;
