@@ -41,7 +41,9 @@ class NativeLease {
   NativeLease& operator=(const NativeLease&) = delete;
   ~NativeLease() { release(); }
 
-  void acquire(Seconds timeout, uint64_t task) {
+  // Null with a Python error: it was refused. Nothing is thrown then, because a program may poll, and because
+  // recovery from a death has to be fast.
+  nb::object acquire(Seconds timeout, uint64_t task) {
     prepare(task);
     options_.timeout_ns = timeout.is_none() ? TENON_DEFAULT_TIMEOUT : timeout.nanoseconds();
     const WaitLimit end = limit_of(options_.timeout_ns);
@@ -50,11 +52,13 @@ class NativeLease {
     error.op_code = 0;
     error.message[0] = '\0';
     const tenon_status status = tenon_lease_acquire(&lease_, array_.get(), &options_, &error);
-    if (status == TENON_OK) return wait_for_calls(end);
     if (status == TENON_ERR_OP) detail::throw_reported(status, error);
-    // Not thrown, because nanobind's translators would throw it again: recovery from a death has to be fast.
-    set_error(Error(status, error.message, error.op_code));
-    nb::raise_python_error();
+    if (status != TENON_OK) {
+      set_error(Error(status, error.message, error.op_code));
+      return {};
+    }
+    wait_for_calls(end);
+    return nb::none();
   }
 
   // As acquire(), of the data of an arena. Makes the layout the active one.
@@ -265,7 +269,10 @@ void add_leases(nb::module_& module) {
   def_method(
       "lease",
       [](const Self& self, nb::object mode, nb::object timeout, nb::object on_owner_died) {
-        return callback(Callback::kLease)(self.object, mode, timeout, on_owner_died);
+        // Null with a Python error if it is refused, as NativeLease::acquire().
+        return nb::steal(PyObject_CallFunctionObjArgs(callback(Callback::kLease).ptr(), self.object.ptr(),
+                                                      mode.ptr(), timeout.ptr(), on_owner_died.ptr(),
+                                                      nullptr));
       },
       nb::arg("mode").none(), nb::arg("timeout").none() = nb::none(),
       nb::arg("on_owner_died").none() = "raise",

@@ -147,7 +147,8 @@ WaitEnd wait(WaitNode& node, const std::atomic<uint32_t>& word, IsOver is_over, 
              Holder* holder) noexcept {
   const detail::WaitSpan note(node);
   // pairs with: the code that changes the word, "what was waited for"
-  if (spin(kBriefLooks, [&] { return is_over(word.load(std::memory_order_acquire)); })) return WaitEnd::kOver;
+  const auto is_over_now = [&] { return is_over(word.load(std::memory_order_acquire)); };
+  if (spin(deadline.leaves_no_time() ? 1 : kBriefLooks, is_over_now)) return WaitEnd::kOver;
   // A caller without time to wait is not registered, so it is in no cycle that others find.
   if (!deadline.has_passed()) WaitGraph::instance().enter(&node);
   WaitEnd end = WaitEnd::kOver;
