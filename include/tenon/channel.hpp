@@ -43,6 +43,7 @@ class Item {
     return Array::steal(array);
   }
   Array array(std::string_view name) const {
+    if (handle_.get() == nullptr) return array(0);  // fails, because the item was moved from
     for (int32_t i = 0; i < tenon_channel_field_count(channel_); ++i) {
       if (name == tenon_channel_field(channel_, i).name) return array(i);
     }

@@ -237,7 +237,8 @@ void add_leases(nb::module_& module) {
   nb::class_<NativeLease>(module, "NativeLease", "The native part of tenon.Lease.")
       .def(nb::init<const Array&, bool, bool, bool>(), nb::arg("array"), nb::arg("is_write"),
            nb::arg("is_overwrite") = false, nb::arg("ignores_owner_died") = false)
-      .def("acquire", &NativeLease::acquire, nb::arg("timeout").none() = nb::none(), nb::arg("task") = 0)
+      .def("acquire", &NativeLease::acquire, nb::arg("timeout").none() = nb::none(), nb::arg("task") = 0,
+           nb::sig("def acquire(self, timeout: float | None = None, task: int = 0) -> None"))
       .def("use", &NativeLease::use, nb::arg("arena"), nb::arg("layout"), nb::arg("timeout").none(),
            nb::arg("task"))
       .def("enter", &NativeLease::enter, nb::arg("arena"), nb::arg("layout"))

@@ -80,6 +80,11 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       return lease_conflict(
           ": the item of its channel was sent or dropped, or belongs to the process that has forked this "
           "one");
+    case Conflict::Reason::kItem:
+      return lease_conflict(
+          ": it is an array of an item of a channel, which has the memory as long as its arrays exist: use "
+          "it "
+          "without a lease, or copy it first");
     case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
                    concat(what, ": ", dead_owner_text(conflict.holder),

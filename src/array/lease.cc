@@ -217,7 +217,7 @@ bool Lease::fail(std::string_view message) {
 bool Lease::finish(Storage* storage, bool has_written) noexcept {
   drop_request();
   end_span(trace::SpanOutcome::kDone);
-  const bool keeps_storage = keeps_storage_;  // the owner may use the lease again when it has been released
+  const bool keeps_storage = keeps_storage_;  // after the release, the lease may be used again
   const bool has_escaped = impl::release(request_, has_written);
   if (keeps_storage) storage->release();
   return has_escaped;

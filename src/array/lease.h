@@ -20,7 +20,8 @@ struct LeaseFlags {
   bool accepts_failure = false;  // also if the memory holds no value; then the caller calls check_value()
   bool is_wait = false;          // it will be released at once
   GrantId grant = kNoGrant;      // of gated memory, if this process has it already
-  bool is_kept = false;          // the caller keeps the storage alive until the lease has ended
+  // For try_acquire(): the caller keeps the storage alive until the lease has ended.
+  bool is_kept = false;
 };
 
 // Never moves while it is held or requested; keeps the storage alive, unless the caller does so (is_kept). It

@@ -118,7 +118,7 @@ void* BlockCache::take(size_t size) {
   if (mine.got == nullptr) mine.got = get_some(common[place]);
   if (mine.got == nullptr) return ::operator new(kSizes[place]);
   CachedBlock* const block = std::exchange(mine.got, mine.got->next);
-  fetch(mine.got, size);
+  if (mine.got != nullptr) fetch(mine.got, size);
   return block;
 }
 

@@ -28,15 +28,14 @@ class RefCount {
   // Only a hint while other threads change the count.
   uint64_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
 
-  // If a thread changes a flag and then calls tell(), and another one adds a reference with
-  // increment_after_tell() and then reads the flag: the first gets a count with that reference, or the second
-  // sees the change.
-  uint64_t tell() noexcept {
-    // pairs with: RefCount::increment_after_tell, "a change before a new reference"
+  // For an object that one thread changes while another adds a reference and then looks at it: the first one
+  // counts that reference, or the second one sees the change.
+  uint64_t count_after_change() noexcept {
+    // pairs with: RefCount::increment_before_look, "a change and a new reference"
     return count_.fetch_add(0, std::memory_order_acq_rel);
   }
-  void increment_after_tell() noexcept {
-    // pairs with: RefCount::tell, "a change before a new reference"
+  void increment_before_look() noexcept {
+    // pairs with: RefCount::count_after_change, "a change and a new reference"
     count_.fetch_add(1, std::memory_order_acquire);
   }
 

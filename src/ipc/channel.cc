@@ -303,8 +303,9 @@ void Channel::give_back(Item& item) noexcept {
 bool Channel::end_uses(Item& item) noexcept {
   Storage& slot = slots_[item.slot_]->storage();
   item.has_ended_.store(true, std::memory_order_relaxed);
-  // Each array has a reference. Memory that was imported by its address has none.
-  if (item.refs_.tell() == 1) return !slot.is_used();
+  // Each array has a reference to the item. Memory that was imported by its address has none, so its uses are
+  // looked for in the queue.
+  if (item.refs_.count_after_change() == 1) return !slot.is_used();
   return Storage::end_parts(slot, &item);
 }
 
@@ -604,8 +605,12 @@ void Channel::send(Item& item) {
       throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
     }
     (void)item.lease_.release();
-    if (end_uses(item)) {
-      give_back(item);
+    const uint64_t holder = item.taker_;
+    give_back(item);  // first: later requests do not pass the gate, and end_uses() finds the earlier ones
+    if (!end_uses(item)) {
+      set_bit(slot_states_[item.slot_].holders, segment_->participant().index());
+      item.taker_ = holder;
+    } else {
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
@@ -668,7 +673,7 @@ Ref<Array> Item::array(int32_t field) {
   memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
   memory.is_readonly = is_readonly_;
   if (part.nbytes == 0) memory.extent_nbytes = 0;
-  refs_.increment_after_tell();
+  refs_.increment_before_look();
   Ref<Storage> storage;
   try {
     storage = part.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
@@ -676,7 +681,8 @@ Ref<Array> Item::array(int32_t field) {
     release();
     throw;
   }
-  // From here on, the storage's deleter releases the item. If it ends now, it finds this storage.
+  // From here on, the storage's deleter releases the item. If send() ends the uses from now on, it finds this
+  // storage.
   if (has_ended_.load(std::memory_order_relaxed)) {
     throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
   }

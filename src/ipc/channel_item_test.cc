@@ -145,6 +145,47 @@ TEST(ChannelItem, AnArrayThatIsTakenBesideASendCannotUseTheItem) {
   }
 }
 
+// They would wait for the item, which the array keeps.
+TEST(ChannelItem, LeasesAndOpsOfItsArraysAreRefusedInsteadOfWaitingForIt) {
+  const api::Channel channel = make(2);
+  const auto expect_refused = [](const api::Array& array) {
+    std::string message;
+    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kRead); }, &message),
+              TENON_ERR_LEASE_CONFLICT);
+    EXPECT_NE(message.find("an item of a channel"), std::string::npos) << message;
+    EXPECT_EQ(code_of([&] { api::push([](api::View<const int64_t, 1>) {}, api::read(array)); }),
+              TENON_ERR_LEASE_CONFLICT);
+  };
+  api::Item item = channel.loan(0s);
+  fill(item, 1);
+  expect_refused(item.array(0));
+  item.send();
+  const std::optional<api::Item> received = channel.receive(0s);
+  expect_refused(received->array(0));
+  EXPECT_EQ(value_of(*received), 1);
+}
+
+TEST(ChannelItem, LeasesAndOpsReadAnItemThatSeveralConsumersRead) {
+  const api::Channel channel = make(3, ChannelMode::kLatest);
+  put(channel, 7);
+  const std::optional<api::Item> received = channel.receive(0s);
+  const api::Array array = received->array(0);
+  const api::Lease lease(array, api::Access::kRead);
+  int64_t seen = 0;
+  api::push([&seen](api::View<const int64_t, 1> x) { seen = x(0); }, api::read(array)).wait();
+  EXPECT_EQ(seen, 7);
+}
+
+TEST(ChannelItem, AnItemThatWasMovedFromHasNoArrays) {
+  std::optional<api::Channel> channel = make(2);
+  api::Item item = channel->loan(0s);
+  {
+    const api::Item moved = std::move(item);
+  }
+  channel.reset();
+  EXPECT_EQ(code_of([&] { (void)item.array("x"); }), TENON_ERR_VALUE);
+}
+
 // The memory of an item belongs to the channel.
 TEST(ChannelItem, TheArrayOfAnItemCannotBeMovedOut) {
   const api::Channel channel = make(2);

@@ -182,6 +182,8 @@ class Queue : public QueueBase {
 
   // In a gated queue: a lease without an owner, under which the whole process may act.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
+  // The lease of an item of a channel, or null.
+  const RequestPart* item_part() const noexcept;
   // A view of the host with a grant that covers extent and allows access, or null.
   const View* granted_view(Access access, const Extent& extent) const noexcept;
   // Only work on streams uses the grant. It ends by itself, so that nobody owns the grant.

@@ -139,6 +139,16 @@ Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
   return refuse(conflict, Conflict::Reason::kInherited, Holder::of(*inherited));
 }
 
+// An item of a channel holds its slot as long as its arrays live. So a lease or an op of these arrays would
+// wait for itself.
+Appended check_item(const RequestPart& part, const Request& request, Conflict* conflict) noexcept {
+  if (request.kind == HolderKind::kCall || part.grant != kNoGrant) return Appended::kGranted;
+  const RequestPart* const item = part.queue->item_part();
+  if (item == nullptr || !in_conflict(item->access, item->extent, part.access, part.extent))
+    return Appended::kGranted;
+  return refuse(conflict, Conflict::Reason::kItem, Holder::of(*item));
+}
+
 [[gnu::noinline]] Appended check_op_fully(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
   if (check_memory(*part.queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (on_host == OnHost::kIgnore) return Appended::kGranted;
@@ -329,8 +339,10 @@ Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noe
     Standing standing;
     if (!e.is_appended) continue;
     Appended checked = Appended::kGranted;
-    if (is_gated) [[unlikely]]
+    if (is_gated) [[unlikely]] {
       checked = check_inherited(*e.queue, conflict);
+      if (checked == Appended::kGranted) checked = check_item(e, request, conflict);
+    }
     if (checked == Appended::kGranted) [[likely]] {
       checked = request.kind == HolderKind::kOp ? check_op(e, on_host, conflict)
                                                 : check_synchronous(e, request, &standing, conflict);

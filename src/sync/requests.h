@@ -47,6 +47,7 @@ struct Conflict {
     kOwnerDied,     // a process died while it was writing; the bytes may be partly written
     kMemoryDied,    // the process that had allocated the memory on a device has ended
     kNotHeld,       // the item of a channel was sent, or another process has it
+    kItem,          // an item of a channel has the memory as long as its arrays live
     kInherited,     // a forked child still has views from before the fork
     kTooMany,       // the process holds as many leases of this memory as there is room for
   };

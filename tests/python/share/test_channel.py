@@ -484,3 +484,21 @@ def test_a_field_may_be_asked_for_while_the_item_lets_go_of_it():
         assert reference() is None and again[0].tolist() == [1] * 4
         kept = [tn.zeros(4) for _ in range(10)]  # in memory that was freed
         assert again[0].tolist() == [1] * 4 and sum(map(sum, kept)) == 0
+
+
+def test_leases_and_ops_of_a_received_item_are_refused():
+    """They would wait for the item, which the array keeps."""
+    with tn.Channel({"x": ("f4", (4,))}) as channel:
+        with channel.loan() as item:
+            item.x[...] = 3
+        received = channel.recv()
+        for use in (
+            lambda: received.x.lease("r"),
+            lambda: received.x.write().__enter__(),
+            lambda: tn.push(sum, received.x),
+            lambda: tn.push(lambda x: None, writes=[received.x]),
+        ):
+            with pytest.raises(tn.LeaseConflict, match="an item of a channel"):
+                use()
+        assert tn.push(sum, received.x.copy()).result() == 12
+        assert received.x.tolist() == [3] * 4
