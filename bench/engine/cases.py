@@ -20,7 +20,7 @@ TRIPS = (native.TRIP, native.RESTED_TRIP)
 WITHOUT_DEPENDENCIES = (native.INDEPENDENT, *TRIPS)
 
 LEGEND = {
-    POOL: "the default executor, through the C ABI",
+    POOL: "the default executor, through the C ABI; the arrays are borrowed",
     INLINE: "the same, each op run by the push that makes it ready: no other thread",
     BUSY: "the pool with one worker that another op keeps, so that a thread that waits for an op runs it",
     MANY: "each 1,024 ops are recorded and replayed once as one op; recording them is timed",
