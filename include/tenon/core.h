@@ -501,9 +501,9 @@ TENON_API void tenon_set_view_finder(void (*find)(const tenon_holder* holder, co
 typedef struct tenon_op tenon_op;
 typedef struct tenon_failure tenon_failure;
 
-/* The use of an array by an op. The op keeps the array alive. With TENON_BORROWED (since 0.6) it does not: the
- * caller must keep a reference until the op is done. A recording keeps borrowed arrays, too. tenon_call_begin
- * takes no borrowed arrays. */
+/* The use of an array by an op. The op keeps the array alive. With TENON_BORROWED (since 0.6) it does not:
+ * the caller must keep a reference until the op is done. A recording keeps borrowed arrays, too, and
+ * tenon_call_begin takes none. */
 typedef struct tenon_use {
   tenon_array* array;
   int32_t access; /* TENON_READ, TENON_WRITE */
