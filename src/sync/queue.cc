@@ -385,7 +385,8 @@ RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const
 
 const RequestPart* Queue::item_part() const noexcept {
   const auto is_item = [](const RequestPart& e) {
-    return e.grant == kUncountedGrant && e.request->is_detached.load(std::memory_order_relaxed);
+    if (e.needs_grant || e.grant != kUncountedGrant) return false;
+    return e.request->is_detached.load(std::memory_order_relaxed);
   };
   const RequestPart* e = head_;
   while (e != nullptr && !is_item(*e)) e = e->next;
