@@ -262,7 +262,8 @@ TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, 
                                         tenon_error* error);
 
 /* The array of a field: a new reference, which keeps the item. It is read-only, except for a loan and for an
- * item of a queue. Fails with INDEX, and with LEASE_CONFLICT if the item was sent or dropped. */
+ * item of a queue. Leases and ops of a writable array of an item fail with LEASE_CONFLICT, because they would
+ * wait for the item. Fails with INDEX, and with LEASE_CONFLICT if the item was sent or dropped. */
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
                                         tenon_error* error);
 TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* counts from 1; 0: not sent yet */

@@ -82,9 +82,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           "one");
     case Conflict::Reason::kItem:
       return lease_conflict(
-          ": it is an array of an item of a channel, which has the memory as long as its arrays exist: use "
-          "it "
-          "without a lease, or copy it first");
+          ": it is an array of an item of a channel, which has the memory as long as its arrays exist: "
+          "use the array without a lease, or copy it first");
     case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
                    concat(what, ": ", dead_owner_text(conflict.holder),
