@@ -230,15 +230,16 @@ TENON_API tenon_channel_options tenon_channel_describe(const tenon_channel* chan
 TENON_API int32_t tenon_channel_field_count(const tenon_channel* channel);
 TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i); /* {0} if out of range */
 
-/* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: as for tenon_view_open.
- * Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED, CLOSED, LEASE_CONFLICT (the channel is full,
- * with TENON_WHEN_FULL_RAISE). */
+/* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: the line of the caller,
+ * for timelines; it is copied, and may be NULL. Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED,
+ * CLOSED, LEASE_CONFLICT (the channel is full, with TENON_WHEN_FULL_RAISE). */
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
 /* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
  * item is not a loan of this process, or was sent, maybe by another thread), LEASE_ESCAPED (a view of it is
- * open, or a lease or an op uses it; the loan is then dropped), TIMEOUT (may be called again). Release the
- * item in any case, after the call. */
+ * open, or a lease or an op uses it; the loan is then dropped), OP (an op failed to write it; may be called
+ * again when the bytes have been overwritten), TIMEOUT (may be called again). Release the item in any case,
+ * after the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
 /* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died and no item is
@@ -262,8 +263,8 @@ TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, 
                                         tenon_error* error);
 
 /* The array of a field: a new reference, which keeps the item. It is read-only, except for a loan and for an
- * item of a queue. Leases and ops of a writable array of an item fail with LEASE_CONFLICT, because they would
- * wait for the item. Fails with INDEX, and with LEASE_CONFLICT if the item was sent or dropped. */
+ * item of a queue. The threads of this process may use it without a lease. Leases and ops of it take turns.
+ * Fails with INDEX, and with LEASE_CONFLICT if the item was sent or dropped. */
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
                                         tenon_error* error);
 TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* counts from 1; 0: not sent yet */

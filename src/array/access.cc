@@ -76,14 +76,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           Code::kLeaseConflict, "cannot take a view of ", name_of(array),
           ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
           "or `with a.write():`, or while a.lease() holds; np.array(a) and a.copy() copy it without one");
-    case Conflict::Reason::kNotHeld:
-      return lease_conflict(
-          ": the item of its channel was sent or dropped, or belongs to the process that has forked this "
-          "one");
-    case Conflict::Reason::kItem:
-      return lease_conflict(
-          ": it is an array of an item of a channel, which has the memory as long as its arrays exist: "
-          "use the array without a lease, or copy it first");
+    case Conflict::Reason::kNotHeld: return lease_conflict(": ", kNotHeldText);
     case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
                    concat(what, ": ", dead_owner_text(conflict.holder),

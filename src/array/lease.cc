@@ -106,7 +106,7 @@ inline void Lease::begin(const Array& array) {
   Storage& storage = array.storage();
   if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
     check_failures();
-  if (keeps_storage_) storage.retain();
+  storage.retain();
   storage_.store(&storage, std::memory_order_relaxed);
   if (is_logged()) [[unlikely]]
     log_view_beside(part_, request_);
@@ -217,9 +217,8 @@ bool Lease::fail(std::string_view message) {
 bool Lease::finish(Storage* storage, bool has_written) noexcept {
   drop_request();
   end_span(trace::SpanOutcome::kDone);
-  const bool keeps_storage = keeps_storage_;  // after the release, the lease may be used again
   const bool has_escaped = impl::release(request_, has_written);
-  if (keeps_storage) storage->release();
+  storage->release();
   return has_escaped;
 }
 

@@ -19,13 +19,10 @@ struct LeaseFlags {
   bool heeds_gate_timeout = false;
   bool accepts_failure = false;  // also if the memory holds no value; then the caller calls check_value()
   bool is_wait = false;          // it will be released at once
-  GrantId grant = kNoGrant;      // of gated memory, if this process has it already
-  // For try_acquire(): the caller keeps the storage alive until the lease has ended.
-  bool is_kept = false;
 };
 
-// Never moves while it is held or requested; keeps the storage alive, unless the caller does so (is_kept). It
-// can be used again after its release: describe() sets everything that an earlier use may have left.
+// Never moves while it is held or requested; keeps the storage alive. It can be used again after its release:
+// describe() sets everything that an earlier use may have left.
 // Threads: acquire from one; release, fail and detach from any, any number of times.
 class Lease {
  public:
@@ -91,13 +88,12 @@ class Lease {
     part_.extent = array.extent();
     part_.access = access;
     part_.is_overwrite = flags.is_overwrite && array.is_dense();
-    part_.grant = flags.grant;
+    part_.grant = kNoGrant;
     request_.parts = {&part_, array.size() != 0 ? size_t{1} : 0};
     request_.ignores_dead_owner = flags.ignores_dead_owner;
     request_.heeds_gate_timeout = flags.heeds_gate_timeout;
     request_.begin_again();
     accepts_failure_ = flags.accepts_failure;
-    keeps_storage_ = !flags.is_kept;
     request_.owner = owner;
     request_.site = site;
     request_.name = nullptr;
@@ -122,12 +118,11 @@ class Lease {
   bool finish(Storage* storage, bool has_written) noexcept;
   void drop_request() noexcept;
 
-  // While held: with a reference, if keeps_storage_ is set. First: zero memory is a free lease.
+  // While held: with a reference. First: zero memory is a free lease.
   std::atomic<Storage*> storage_{nullptr};
   PendingRequest* pending_ = nullptr;  // owned
   const bool is_constructed_ = true;
   bool accepts_failure_ = false;
-  bool keeps_storage_ = true;
   RequestPart part_;
   BlockingRequest request_;
 };

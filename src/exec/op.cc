@@ -47,6 +47,7 @@ std::string text_of(const Conflict& conflict) {
       return concat("process ", conflict.holder.pid, " had allocated the memory on a device, and has ended");
     case Conflict::Reason::kTimeout: return concat("it has waited too long for ", text_of(conflict.holder));
     case Conflict::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(conflict.holder));
+    case Conflict::Reason::kNotHeld: return std::string(kNotHeldText);
     default: return concat("it cannot use memory of other processes beside ", text_of(conflict.holder));
   }
 }

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "array/access.h"
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/prefetch.h"
@@ -36,6 +37,16 @@ constexpr int64_t kLookAtEndsMs = 20;
 uint64_t slot_nbytes_of(const Fields& fields) noexcept {
   const uint64_t nbytes = std::max<uint64_t>(fields.nbytes(), 1);
   return round_up(nbytes, nbytes < kPage ? kSlotAlignment : kPage);
+}
+
+void check_inherited_views(const Array& slot) {
+  Queue& queue = lock_home(slot.storage().home());
+  Conflict conflict;
+  conflict.reason = Conflict::Reason::kInherited;
+  const View* const view = queue.inherited_view();
+  if (view != nullptr) conflict.holder = Holder::of(*view);
+  queue.lock.unlock();
+  if (view != nullptr) throw_conflict(conflict, "use the slot with", &slot);
 }
 
 [[noreturn]] void throw_no_place() {
@@ -118,7 +129,8 @@ void Channel::open_slots() {
   const uint64_t nbytes = slot_nbytes_of(fields_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
-  const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_};
+  const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_,
+                              plan_.mode == ChannelMode::kQueue};
   gate_ = &segment_->set_lock(1, std::make_unique<SlotGate>(*segment_, 1, gated));
   Memory memory;
   memory.gate = gate_;
@@ -270,25 +282,22 @@ bool Channel::drop_dead_holders() noexcept {
 }
 
 // Takes the slot for an item. To write, it requires that no living process uses the slot. False: code of this
-// process still uses it.
-bool Channel::hold(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site) {
+// process still uses it. Fails with kLeaseConflict (this is a forked child with a view of the slot).
+bool Channel::hold(Item& item, uint32_t slot, bool is_readonly, const char* site) {
+  Storage& storage = storage_of(slot);
+  if (storage.is_used()) {
+    check_inherited_views(*slots_[slot]);
+    return false;
+  }
+  if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+    (void)clear_failures(storage.home(), storage.extent(), nullptr);  // they concern an earlier item
   set_bit(slot_states_[slot].holders, segment_->participant().index());
   item.taker_ = taker();
   item.slot_ = slot;
-  item.is_readonly_ = access == Access::kRead;
-  LeaseFlags flags;
-  flags.is_overwrite = is_overwrite;
-  flags.grant = kUncountedGrant;  // by the bit that was set above, which no other process clears
-  flags.is_kept = true;           // by the channel
-  const std::optional<Error> refused = item.lease_.try_acquire(*slots_[slot], access, flags, current_actor(),
-                                                               site, Deadline::from_first_look(0));
-  if (!refused) {
-    item.lease_.detach();
-    return true;
-  }
-  give_back(item);
-  if (refused->code() == Code::kTimeout || refused->code() == Code::kDeadlock) return false;
-  throw Error(*refused);
+  item.is_readonly_ = is_readonly;
+  if (trace::is_on()) [[unlikely]]
+    item.begin_span(site);
+  return true;
 }
 
 // Ends the use of its slot. Does not require the mutex.
@@ -298,10 +307,10 @@ void Channel::give_back(Item& item) noexcept {
   clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
 }
 
-// Refuses all later uses of the arrays of a loan whose lease has ended: when this process has the slot again,
+// Refuses all later uses of the arrays of a loan that was given back: when this process has the slot again,
 // they must not use its next item. False: a view, a lease or an op of this process uses the slot.
 bool Channel::end_uses(Item& item) noexcept {
-  Storage& slot = slots_[item.slot_]->storage();
+  Storage& slot = storage_of(item.slot_);
   item.has_ended_.store(true, std::memory_order_relaxed);
   // Each array has a reference to the item. Memory that was imported by its address has none, so its uses are
   // looked for in the queue.
@@ -326,7 +335,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   };
   const auto try_slot = [&](uint32_t i) {
     // In this order: no item is lost if the slot is refused or the process dies here.
-    if (is_held(i) || !hold(item, i, Access::kWrite, true, site)) return false;
+    if (is_held(i) || !hold(item, i, false, site)) return false;
     publish(slot_states_[i].sequence, uint64_t{0});
     prefetch_to_write(slots_[i]->data());  // the caller fills it next
     return true;
@@ -393,7 +402,7 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
-    if (hold(item, slot, is_queue ? Access::kWrite : Access::kRead, false, site)) {
+    if (hold(item, slot, !is_queue, site)) {
       const uint64_t sequence = look(slot_states_[slot].sequence);
       item.sequence_.store(sequence, std::memory_order_relaxed);
       if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
@@ -601,10 +610,11 @@ void Channel::send(Item& item) {
     const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
                          "send through the channel");
     // Under the mutex, because another thread may send the item, too.
-    if (!item.lease_.is_held() || item.sequence() != 0 || item.taker_ != taker()) {
+    const bool has_ended = item.has_ended_.load(std::memory_order_relaxed);
+    if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
       throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
     }
-    (void)item.lease_.release();
+    check_value(*slots_[item.slot_]);
     const uint64_t holder = item.taker_;
     give_back(item);  // first: later requests do not pass the gate, and end_uses() finds the earlier ones
     if (!end_uses(item)) {
@@ -620,8 +630,9 @@ void Channel::send(Item& item) {
   }
   if (item.sequence() == 0) {
     throw_error(Code::kLeaseEscaped,
-                "a view of the item still exists, so the item was dropped and not sent: delete the view "
-                "before you send, or keep a copy of its elements");
+                "a view, a lease or an op of the item still exists, so the item was dropped and not sent: "
+                "before you send, delete the view or keep a copy of its elements, release the lease, and "
+                "wait for the op");
   }
   store(state_->recent_slot, item.slot_);
   signal_event(state_->items);
@@ -652,9 +663,19 @@ bool Channel::wait_for_item(const Deadline& deadline) {
 
 Item::~Item() {
   const bool has_slot = taker_ != 0;
-  channel_->give_back(*this);  // first, so that no request that waits for the lease passes the gate
-  (void)lease_.release();
+  channel_->give_back(*this);
+  trace::close(span_, trace::key_of(this), trace::SpanOutcome::kDone);
   if (has_slot) signal_event(channel_->state_->room);
+}
+
+void Item::begin_span(const char* site) noexcept {
+  span_ = trace::open(trace::SpanKind::kLease, trace::key_of(this), [&](trace::Record& record) {
+    const Storage& slot = channel_->storage_of(slot_);
+    record.access = is_readonly_ ? Access::kRead : Access::kWrite;
+    record.address = trace::key_of(slot.data());
+    trace::copy_end(record.site, site);
+    trace::SpanText(record.text) << "slot " << slot_ << " of a channel, " << slot.nbytes() << " bytes";
+  });
 }
 
 Ref<Array> Item::array(int32_t field) {
@@ -664,7 +685,7 @@ Ref<Array> Item::array(int32_t field) {
   }
   const Part& part = parts[static_cast<size_t>(field)];
   // It lies on its own storage over the slot's bytes, which keeps the item.
-  Storage& slot = channel_->slots_[slot_]->storage();
+  Storage& slot = channel_->storage_of(slot_);
   Memory memory = slot.memory();
   memory.data += part.offset;
   memory.nbytes = part.nbytes;

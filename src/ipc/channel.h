@@ -4,7 +4,8 @@
 // its item and the set of processes that use it, in which a process that has ended does not count. So if a
 // process dies at any moment, its items are lost and its slots become free.
 //
-// In its process, an item has a lease of its slot without an owner, under which all threads act.
+// The process that holds a slot possesses its memory (SlotGate): all of its threads may use the arrays of the
+// item, and their leases and ops are ordered among themselves, as on memory that is not shared.
 #pragma once
 
 #include <chrono>
@@ -12,10 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "array/lease.h"
+#include "array/array.h"
 #include "base/clock.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
+#include "base/trace.h"
 #include "ipc/channel_ends.h"
 #include "ipc/channel_state.h"
 #include "ipc/fields.h"
@@ -70,13 +72,14 @@ class Channel {
   Array& memory() const noexcept { return *memory_; }  // to be sent
   const ChannelPlan& plan() const noexcept { return plan_; }
 
-  // A free slot. Null: the deadline left no time from the beginning, and no slot is free. Fails with
-  // kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free, and when_full is kRaise; or this is a
-  // forked child with a view of the slot).
+  // A free slot. Null: the deadline left no time from the beginning, and no slot is free. site: of the
+  // caller, for the timeline. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free,
+  // and when_full is kRaise; or this is a forked child with a view of the slot).
   Ref<Item> loan(const Deadline& deadline, const char* site);
   // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays: the item is
-  // dropped), kValue (not a loan), and, if another process holds the channel's mutex for longer than
-  // gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be called again.
+  // dropped), kValue (not a loan), kOp (an op failed to write it: it can be written again, and sent), and, if
+  // another process holds the channel's mutex for longer than gate_timeout_ns(), with kTimeout and
+  // kInterrupted: then send() may be called again.
   void send(Item& item);
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
   // kTimeout, kInterrupted, kOwnerDied (a producer has died, and no item is left: once for each death),
@@ -118,9 +121,10 @@ class Channel {
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
   bool drop_dead_holders() noexcept;
-  bool hold(Item& item, uint32_t slot, Access access, bool is_overwrite, const char* site);
+  bool hold(Item& item, uint32_t slot, bool is_readonly, const char* site);
   void give_back(Item& item) noexcept;
   bool end_uses(Item& item) noexcept;
+  Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
   bool try_loan(Item& item, const Deadline& deadline, const char* site);
   bool try_to_lend(Item& item, const char* site);
   bool try_receive(Item& item, const Deadline& deadline, const char* site);
@@ -187,11 +191,12 @@ class Item {
  private:
   friend class Channel;
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
+  [[gnu::cold]] void begin_span(const char* site) noexcept;
 
   ~Item();
 
   Ref<Channel> channel_;
-  Lease lease_;
+  trace::Span span_ = trace::kNoSpan;
   uint32_t slot_ = 0;
   std::atomic<uint64_t> sequence_{0};  // stored under the mutex
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none

@@ -2,9 +2,13 @@
 //
 // The ends of items: an item is sent once, and nothing uses it afterwards.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -145,24 +149,99 @@ TEST(ChannelItem, AnArrayThatIsTakenBesideASendCannotUseTheItem) {
   }
 }
 
-// They would wait for the item, which the array keeps.
-TEST(ChannelItem, LeasesAndOpsOfItsArraysAreRefusedInsteadOfWaitingForIt) {
+// Bytes that an op must not see before a lease has ended, and the other way round.
+TEST(ChannelItem, LeasesAndOpsOfItsArraysTakeTurns) {
   const api::Channel channel = make(2);
-  const auto expect_refused = [](const api::Array& array) {
-    std::string message;
-    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kRead); }, &message),
-              TENON_ERR_LEASE_CONFLICT);
-    EXPECT_NE(message.find("an item of a channel"), std::string::npos) << message;
-    EXPECT_EQ(code_of([&] { api::push([](api::View<const int64_t, 1>) {}, api::read(array)); }),
-              TENON_ERR_LEASE_CONFLICT);
+  const auto take_turns = [](const api::Array& array) {
+    std::optional<api::Lease> lease;
+    lease.emplace(array, api::Access::kWrite);
+    const api::Op op = api::push([](api::View<int64_t, 1> x) { x(0) += 1; }, api::write(array));
+    EXPECT_FALSE(op.is_done());
+    {
+      const api::HostView view(array, api::Access::kWrite);
+      static_cast<int64_t*>(array.data())[0] = 40;
+    }
+    lease.reset();
+    op.wait();
+    EXPECT_EQ(code_of([&] { const api::Lease after(array, api::Access::kRead, 0, 0s); }), TENON_OK);
   };
   api::Item item = channel.loan(0s);
-  fill(item, 1);
-  expect_refused(item.array(0));
+  fill(item, 0);
+  take_turns(item.array(0));
   item.send();
-  const std::optional<api::Item> received = channel.receive(0s);
-  expect_refused(received->array(0));
-  EXPECT_EQ(value_of(*received), 1);
+  std::optional<api::Item> received = channel.receive(0s);
+  EXPECT_EQ(static_cast<const int64_t*>(received->array(0).data())[0], 41);
+  take_turns(received->array(0));
+  EXPECT_EQ(static_cast<const int64_t*>(received->array(0).data())[0], 41);
+}
+
+TEST(ChannelItem, AnOpKeepsTheSlotUntilItIsDone) {
+  const api::Channel channel = make(1);
+  put(channel, 5);
+  std::optional<api::Item> received = channel.receive(0s);
+  std::atomic<bool> may_end{false};
+  int64_t seen = 0;
+  const api::Op op = api::push(
+      [&](api::View<const int64_t, 1> x) {
+        while (!may_end) std::this_thread::yield();
+        seen = x(0);
+      },
+      api::read(received->array(0)));
+  received.reset();
+  EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT);
+  may_end = true;
+  op.wait();
+  EXPECT_EQ(code_of([&] { (void)channel.loan(kPatience); }), TENON_OK);
+  EXPECT_EQ(seen, 5);
+}
+
+TEST(ChannelItem, AnItemOfWhichALeaseOrAnOpLivesOnIsDroppedAndSaysSo) {
+  const api::Channel channel = make(1);
+  std::atomic<bool> may_end{false};
+  {
+    api::Item item = channel.loan(0s);
+    const api::Op op = api::push(
+        [&](api::View<int64_t, 1>) {
+          while (!may_end) std::this_thread::yield();
+        },
+        api::write(item.array(0)));
+    EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_LEASE_ESCAPED);
+    may_end = true;
+    op.wait();
+  }
+  {
+    api::Item item = channel.loan(kPatience);
+    const api::Array array = item.array(0);
+    const api::Lease lease(array, api::Access::kRead);
+    EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_LEASE_ESCAPED);
+  }
+  EXPECT_EQ(channel.statistics().sent, 0U);
+  EXPECT_EQ(try_loan(channel), TENON_OK);
+}
+
+TEST(ChannelItem, AnItemThatAnOpFailedToWriteIsNotSent) {
+  const api::Channel channel = make(1);
+  const auto fail = [](const api::Item& item) {
+    const api::Op op = api::push([](api::View<int64_t, 1>) { throw std::runtime_error("no data"); },
+                                 api::write(item.array(0)));
+    EXPECT_EQ(code_of([&] { op.wait(); }), TENON_ERR_OP);
+  };
+  {
+    api::Item item = channel.loan(0s);
+    fail(item);
+    std::string message;
+    EXPECT_EQ(code_of([&] { item.send(); }, &message), TENON_ERR_OP);
+    EXPECT_NE(message.find("no data"), std::string::npos) << message;
+    EXPECT_EQ(code_of([&] { const api::Lease lease(item.array(0), api::Access::kRead); }), TENON_ERR_OP);
+    api::push([](api::View<int64_t, 1> x) { std::ranges::fill(x.span(), 3); }, api::overwrite(item.array(0)))
+        .wait();
+    item.send();
+    EXPECT_EQ(value_of(*channel.receive(0s)), 3);
+  }
+  fail(channel.loan(0s));
+  api::Item next = channel.loan(0s);  // of the same slot
+  EXPECT_EQ(code_of([&] { const api::Lease lease(next.array(0), api::Access::kRead); }), TENON_OK);
+  next.send();
 }
 
 TEST(ChannelItem, LeasesAndOpsReadAnItemThatSeveralConsumersRead) {
@@ -174,6 +253,57 @@ TEST(ChannelItem, LeasesAndOpsReadAnItemThatSeveralConsumersRead) {
   int64_t seen = 0;
   api::push([&seen](api::View<const int64_t, 1> x) { seen = x(0); }, api::read(array)).wait();
   EXPECT_EQ(seen, 7);
+}
+
+// Not even through memory that was imported by its address, whose array is not read-only.
+TEST(ChannelItem, AnItemThatSeveralConsumersReadCannotBeWritten) {
+  const api::Channel channel = make(3, ChannelMode::kBroadcast);
+  {
+    const api::Item loan = channel.loan(0s);
+    const api::Array array = loan.array(0);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kWrite); }), TENON_OK);
+  }
+  (void)code_of([&] { (void)channel.receive(0s); });  // it is a consumer from now on
+  put(channel, 7);
+  const std::optional<api::Item> received = channel.receive(0s);
+  const api::Array array = received->array(0);
+  EXPECT_EQ(code_of([&] { const api::Lease lease(array, api::Access::kWrite); }), TENON_ERR_BUFFER);
+  const api::Array imported = api::Array::borrow(static_cast<int64_t*>(array.data()), {kCount});
+  EXPECT_EQ(code_of([&] { const api::Lease lease(imported, api::Access::kWrite); }),
+            TENON_ERR_LEASE_CONFLICT);
+  EXPECT_EQ(code_of([&] { const api::HostView view(imported, api::Access::kWrite); }),
+            TENON_ERR_LEASE_CONFLICT);
+  EXPECT_EQ(code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 9; }, api::write(imported)); }),
+            TENON_ERR_LEASE_CONFLICT);
+  EXPECT_EQ(code_of([&] { const api::Lease lease(imported, api::Access::kRead); }), TENON_OK);
+  EXPECT_EQ(value_of(*received), 7);
+}
+
+TEST(ChannelItem, AForkedChildHasNoneOfTheItemsOfItsParent) {
+  const api::Channel channel = make(2);
+  put(channel, 7);
+  const std::optional<api::Item> received = channel.receive(0s);
+  const api::Item loan = channel.loan(0s);
+  const api::Array arrays[] = {received->array(0), loan.array(0)};
+  const pid_t pid = fork();
+  if (pid == 0) {
+    for (const api::Array& array : arrays) {
+      std::string message;
+      if (code_of([&] { const api::Lease lease(array, api::Access::kRead); }) != TENON_ERR_LEASE_CONFLICT)
+        _exit(1);
+      if (code_of([&] { const api::HostView view(array, api::Access::kRead); }) != TENON_ERR_LEASE_CONFLICT)
+        _exit(2);
+      if (code_of([&] { (void)array.copy(); }) != TENON_ERR_LEASE_CONFLICT) _exit(3);
+      const auto push = [&] { api::push([](api::View<int64_t, 1> x) { x(0) = 9; }, api::write(array)); };
+      if (code_of(push, &message) != TENON_ERR_LEASE_CONFLICT) _exit(4);
+      if (message.find("forked") == std::string::npos) _exit(5);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0) << WEXITSTATUS(status);
+  EXPECT_EQ(value_of(*received), 7);
 }
 
 TEST(ChannelItem, AnItemThatWasMovedFromHasNoArrays) {

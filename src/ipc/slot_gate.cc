@@ -5,7 +5,7 @@
 
 namespace tenon::impl {
 
-bool SlotGate::holds(const Extent& extent) const noexcept {
+bool SlotGate::is_possessed(Access access, const Extent& extent) const noexcept {
   const uint32_t self = segment().participant().index();
   if (self == Participant::kNone || slots_.count == 0) return false;
   const auto begin = reinterpret_cast<uintptr_t>(slots_.data);
@@ -14,14 +14,17 @@ bool SlotGate::holds(const Extent& extent) const noexcept {
     return static_cast<uint32_t>(std::min<uint64_t>(slot, slots_.count - 1));
   };
   for (uint32_t i = slot_of(extent.begin); i <= slot_of(std::max(extent.begin + 1, extent.end) - 1); ++i) {
-    if (!has_bit(slots_.states[i].holders, self)) return false;
+    const ChannelSlot& slot = slots_.states[i];
+    if (!has_bit(slot.holders, self)) return false;
+    if (access == Access::kWrite && !slots_.has_one_reader && look(slot.sequence) != 0) return false;
   }
   return true;
 }
 
 bool SlotGate::enter(const Request& request, RequestPart& part, const Deadline&,
                      Conflict* conflict) noexcept {
-  if (holds(asked_of(request, part).extent)) {
+  const Asked asked = asked_of(request, part);
+  if (is_possessed(asked.access, asked.extent)) {
     part.grant = kUncountedGrant;
     return true;
   }

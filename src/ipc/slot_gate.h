@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The gate of the slots of a channel. The channel decides which process uses a slot (ChannelSlot::holders),
-// so no request waits here: it passes if this process holds the slots of its bytes. Else it is refused: the
-// item was sent, or belongs to the process that has forked this one.
+// so no request waits here: it passes if this process holds the slots of its bytes, and if it only reads
+// where other processes may read, too. Else it is refused: the item was sent, or belongs to the process that
+// has forked this one.
 #pragma once
 
 #include "ipc/channel_state.h"
@@ -19,6 +20,7 @@ class SlotGate final : public ProcessLock {
     uint64_t nbytes = 0;  // of each
     uint32_t count = 0;
     const ChannelSlot* states = nullptr;
+    bool has_one_reader = false;  // so that an item is writable after it was sent, too
   };
   SlotGate(Segment& segment, uint32_t block, const Slots& slots)
       : ProcessLock(segment, block), slots_(slots) {}
@@ -26,6 +28,10 @@ class SlotGate final : public ProcessLock {
   bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
              Conflict* conflict) noexcept override;
   Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override;
+  bool is_possessed(Access access, const Extent& extent) const noexcept override;
+  bool refuses(Access access, const Extent& extent) const noexcept override {
+    return !is_possessed(access, extent);
+  }
   bool cancel(RequestPart&) noexcept override { return false; }
   void share(GrantId) noexcept override {}
   void leave(GrantId, bool) noexcept override {}
@@ -40,8 +46,6 @@ class SlotGate final : public ProcessLock {
   bool clear_deaths(const Extent&, const Deadline&, Conflict*) noexcept override { return true; }
 
  private:
-  bool holds(const Extent& extent) const noexcept;
-
   const Slots slots_;
 };
 

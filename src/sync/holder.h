@@ -43,4 +43,9 @@ std::string timeout_text(int64_t timeout_ns);
 // "process 1234 (python) died while it was writing there". Throws std::bad_alloc.
 std::string dead_owner_text(const Holder& holder);
 
+// Of the memory of an item of a channel that this process does not possess.
+inline constexpr char kNotHeldText[] =
+    "the item of its channel was sent or dropped, or other processes read it, or it belongs to the process "
+    "that has forked this one";
+
 }  // namespace tenon::impl

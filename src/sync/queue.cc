@@ -383,16 +383,6 @@ RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const
   return nullptr;
 }
 
-const RequestPart* Queue::item_part() const noexcept {
-  const auto is_item = [](const RequestPart& e) {
-    if (e.needs_grant || e.grant != kUncountedGrant) return false;
-    return e.request->is_detached.load(std::memory_order_relaxed);
-  };
-  const RequestPart* e = head_;
-  while (e != nullptr && !is_item(*e)) e = e->next;
-  return e;
-}
-
 const View* Queue::granted_view(Access access, const Extent& extent) const noexcept {
   for (const View* v = views_; v != nullptr; v = v->next) {
     if (v->grant != kNoGrant && includes(v->access, access) && v->extent.contains(extent)) return v;

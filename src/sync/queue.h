@@ -83,14 +83,10 @@ class Queue : public QueueBase {
     return head_ != nullptr || bound_views_ != 0 || (gate_ != nullptr && views_ != nullptr);
   }
   bool has_parts() const noexcept { return head_ != nullptr; }
-  // Memory of the host on which this part of a lease or a call meets nothing that it waits for, in this
-  // process or at the gate. In gated memory, a view may be one that a forked child has of its parent, which
-  // is in the way.
-  bool is_idle_for(const RequestPart& part) const noexcept {
-    return is_idle() && (gate_ == nullptr || (part.grant != kNoGrant && views_ == nullptr));
+  // Memory of the host and of this process alone where nothing is in the way of a lease, a call or a view.
+  bool is_idle() const noexcept {
+    return head_ == nullptr && bound_views_ == 0 && is_plain() && gate_ == nullptr;
   }
-  // Memory of the host and of this process alone where nothing is in the way of a view.
-  bool is_open() const noexcept { return is_idle() && gate_ == nullptr; }
   // Memory of the host and of this process alone where only other parts are in the way of this part of an op,
   // and three words tell whether they are (append_next).
   bool is_simple_for(const RequestPart& part) const noexcept {
@@ -182,8 +178,6 @@ class Queue : public QueueBase {
 
   // In a gated queue: a lease without an owner, under which the whole process may act.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
-  // The lease of an item of a channel, or null.
-  const RequestPart* item_part() const noexcept;
   // A view of the host with a grant that covers extent and allows access, or null.
   const View* granted_view(Access access, const Extent& extent) const noexcept;
   // Only work on streams uses the grant. It ends by itself, so that nobody owns the grant.
@@ -225,8 +219,8 @@ class Queue : public QueueBase {
                                  const Extent& extent) const noexcept;
   // A part or a view uses some of these bytes.
   bool is_used(const Extent& extent) const noexcept {
-    return first_conflict(Access::kWrite, extent) != nullptr ||
-           host_conflict(Access::kWrite, extent) != nullptr;
+    return (head_ != nullptr && first_conflict(Access::kWrite, extent) != nullptr) ||
+           (views_ != nullptr && host_conflict(Access::kWrite, extent) != nullptr);
   }
   // The first part that conflicts, or null.
   RequestPart* first_conflict(Access access, const Extent& extent) const noexcept;
@@ -278,7 +272,6 @@ class Queue : public QueueBase {
   void take_over(Queue& other) noexcept;
 
  private:
-  bool is_idle() const noexcept { return head_ == nullptr && bound_views_ == 0 && is_plain(); }
   // Of a part that is put in without a look at other parts.
   void begin_part(RequestPart* part, bool is_granted) noexcept {
     part->views = nullptr;

@@ -80,19 +80,18 @@ void share_grant(Queue& queue, GrantId grant, RequestPart& part) noexcept {
   part.grant = grant;
 }
 
-// What this process holds of gated memory, so that ordinary code may act under it: a part, a view, or
-// nothing.
+// The grant under which ordinary code of this process may use gated memory: that of the memory itself, of a
+// part or of a view. kNoGrant: none.
 struct Possession {
+  GrantId grant = kNoGrant;
   RequestPart* under = nullptr;
-  const View* view = nullptr;
-
-  explicit operator bool() const noexcept { return under != nullptr || view != nullptr; }
-  GrantId grant() const noexcept { return under != nullptr ? under->grant : view->grant; }
 };
 
 Possession possession_in(const Queue& queue, Access access, const Extent& extent) noexcept {
-  if (RequestPart* const under = queue.detached_part_for(extent, access)) return {under, nullptr};
-  return {nullptr, queue.granted_view(access, extent)};
+  if (queue.gate()->is_possessed(access, extent)) return {kUncountedGrant};
+  if (RequestPart* const under = queue.detached_part_for(extent, access)) return {under->grant, under};
+  const View* const view = queue.granted_view(access, extent);
+  return {view != nullptr ? view->grant : kNoGrant};
 }
 
 // Each part on gated memory shares the grant of the part under which it acts, or needs a grant.
@@ -132,21 +131,18 @@ bool is_undeclared(const Queue& queue) noexcept {
   return this_thread.running != 0 && queue.birth() != this_thread.running && queue.birth() != Queue::kAnyOp;
 }
 
+// A request that its gate would refuse is not appended: a refused op leaves memory without a value.
+Appended check_gate(const RequestPart& part, Conflict* conflict) noexcept {
+  Gate* const gate = part.queue->gate();
+  if (gate == nullptr || !gate->refuses(part.access, part.extent)) return Appended::kGranted;
+  return refuse(conflict, Conflict::Reason::kNotHeld, {});
+}
+
 // A forked child has the views of its parent, but not the grants of the parent.
 Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
   const View* const inherited = queue.inherited_view();
   if (inherited == nullptr) return Appended::kGranted;
   return refuse(conflict, Conflict::Reason::kInherited, Holder::of(*inherited));
-}
-
-// An item of a channel holds its slot as long as its arrays live. So a lease or an op of these arrays would
-// wait for itself.
-Appended check_item(const RequestPart& part, const Request& request, Conflict* conflict) noexcept {
-  if (request.kind == HolderKind::kCall || part.grant != kNoGrant) return Appended::kGranted;
-  const RequestPart* const item = part.queue->item_part();
-  if (item == nullptr || !in_conflict(item->access, item->extent, part.access, part.extent))
-    return Appended::kGranted;
-  return refuse(conflict, Conflict::Reason::kItem, Holder::of(*item));
 }
 
 [[gnu::noinline]] Appended check_op_fully(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
@@ -225,7 +221,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
     const Possession has = possession_in(queue, part.access, part.extent);
     standing->under = has.under;
     if (has.under != nullptr) return Appended::kGranted;
-    if (has.view != nullptr) share_grant(queue, has.view->grant, part);
+    if (has.grant != kNoGrant) share_grant(queue, has.grant, part);
   }
   if (!queue.has_parts() && !queue.has_bound_views()) return Appended::kGranted;
   return check_views(part, request, standing, conflict);
@@ -341,7 +337,7 @@ Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noe
     Appended checked = Appended::kGranted;
     if (is_gated) [[unlikely]] {
       checked = check_inherited(*e.queue, conflict);
-      if (checked == Appended::kGranted) checked = check_item(e, request, conflict);
+      if (checked == Appended::kGranted) checked = check_gate(e, conflict);
     }
     if (checked == Appended::kGranted) [[likely]] {
       checked = request.kind == HolderKind::kOp ? check_op(e, on_host, conflict)
@@ -540,15 +536,17 @@ bool must_take_turn(const Queue& queue, const View& view, const RequestPart* con
          !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
 
-// For gated memory: a view is taken under a part with a grant, or shares the grant of another view.
+// For gated memory.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Conflict* conflict) noexcept {
   *has = possession_in(queue, view.access, view.extent);
-  if (!*has && may_weaken) {
+  if (has->grant == kNoGrant && may_weaken) {
     view.access = Access::kRead;
     *has = possession_in(queue, view.access, view.extent);
   }
-  return *has ? Appended::kGranted : refuse(conflict, Conflict::Reason::kNoPossession, {});
+  if (has->grant != kNoGrant) return Appended::kGranted;
+  const bool is_refused = queue.gate()->refuses(view.access, view.extent);
+  return refuse(conflict, is_refused ? Conflict::Reason::kNotHeld : Conflict::Reason::kNoPossession, {});
 }
 
 // Requires the lock of the queue.
@@ -570,6 +568,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   if (queue.has_parts()) {
     const Appended checked = find_own_part(queue, view, may_weaken, &has.under, conflict);
     if (checked != Appended::kGranted) return checked;
+    if (has.under != nullptr) has.grant = has.under->grant;
   }
   if (has.under == nullptr) {
     if (is_undeclared(queue)) return refuse(conflict, Conflict::Reason::kUndeclared, {});
@@ -586,7 +585,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
     if (must_take_turn(queue, view, first)) return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {
-    view.grant = has.grant();
+    view.grant = has.grant;
     queue.gate()->share(view.grant);
   }
   queue.add_view(&view, has.under);
@@ -600,7 +599,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
   Appended result = Appended::kGranted;
-  if (queue.is_open() && this_thread.running == 0) [[likely]] {
+  if (queue.is_idle() && this_thread.running == 0) [[likely]] {
     queue.add_view(&view, nullptr);
   } else {
     result = try_open(queue, view, may_weaken, conflict);

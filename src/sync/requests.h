@@ -47,7 +47,6 @@ struct Conflict {
     kOwnerDied,     // a process died while it was writing; the bytes may be partly written
     kMemoryDied,    // the process that had allocated the memory on a device has ended
     kNotHeld,       // the item of a channel was sent, or another process has it
-    kItem,          // an item of a channel has the memory as long as its arrays live
     kInherited,     // a forked child still has views from before the fork
     kTooMany,       // the process holds as many leases of this memory as there is room for
   };
@@ -182,15 +181,13 @@ bool lock_parts(Request& request) noexcept;
   RequestPart& part = request.parts[0];
   Queue& queue = lock_home(*part.home);
   part.queue = &queue;
-  if (!queue.is_idle_for(part) || this_thread.running != 0) return false;
+  if (!queue.is_idle() || this_thread.running != 0) return false;
   if (request.is_for_view() || request.is_on_stream()) [[unlikely]]
     return false;
   part.request = &request;
   queue.append_alone(&part);
   request.born_in = 0;
-  request.is_gated = queue.gate() != nullptr;
-  if (request.is_gated) [[unlikely]]
-    request.waits_at_gate = request.is_withdrawn = request.is_refused = false;
+  request.is_gated = false;
   request.missing.store(0, std::memory_order_relaxed);
   detail::count_in(request);
   queue.lock.unlock();

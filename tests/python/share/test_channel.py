@@ -486,19 +486,30 @@ def test_a_field_may_be_asked_for_while_the_item_lets_go_of_it():
         assert again[0].tolist() == [1] * 4 and sum(map(sum, kept)) == 0
 
 
-def test_leases_and_ops_of_a_received_item_are_refused():
-    """They would wait for the item, which the array keeps."""
-    with tn.Channel({"x": ("f4", (4,))}) as channel:
+def test_leases_and_ops_of_a_received_item_take_turns():
+    with tn.Channel({"x": ("f4", (4,)), "y": ("f4", (4,))}, slots=1) as channel:
         with channel.loan() as item:
-            item.x[...] = 3
+            item.x[...], item.y[...] = 3, 0
         received = channel.recv()
-        for use in (
-            lambda: received.x.lease("r"),
-            lambda: received.x.write().__enter__(),
-            lambda: tn.push(sum, received.x),
-            lambda: tn.push(lambda x: None, writes=[received.x]),
-        ):
-            with pytest.raises(tn.LeaseConflict, match="an item of a channel"):
-                use()
-        assert tn.push(sum, received.x.copy()).result() == 12
-        assert received.x.tolist() == [3] * 4
+        with received.x.write() as x:
+            op = tn.push(np.add, received.x, 5, out=tn.write(received.y))
+            x[...] = 5
+        op.wait()
+        assert received.y.tolist() == [10] * 4
+
+
+def test_a_received_item_of_which_an_op_failed_does_not_spoil_its_slot():
+    def fail():
+        raise RuntimeError("no data")
+
+    with tn.Channel({"x": ("f4", (4,))}, slots=1) as channel:
+        for n in range(3):
+            with channel.loan() as item:
+                item.x[...] = n
+            received = channel.recv()
+            assert received.x.tolist() == [n] * 4
+            with pytest.raises(tn.OpError, match="no data"):
+                tn.push(fail, writes=[received.x]).wait()
+            with pytest.raises(tn.OpError, match="no data"):
+                received.x.tolist()
+            del received
