@@ -109,15 +109,18 @@ bool Recording::is_new(const void* object) noexcept {
 
 void Recording::prepare() {
   std::vector<StepUse> claims = graph_.claims();
-  // The turn of an op. Overwritten, because a failure of one op does not concern the next.
-  claims.push_back({&home_, Extent(), Access::kWrite, true});
+  const auto is_write = [](const StepUse& claim) { return claim.access == Access::kWrite; };
+  claims_itself_ = std::none_of(claims.begin(), claims.end(), is_write);
+  // Overwritten, because a failure of one op does not concern the next.
+  if (claims_itself_)
+    claims.push_back({&Engine::instance().recordings_home(), own_extent(), Access::kWrite, true});
   // In the order of their queues, so that append() need not sort the parts. The queues are read once: a home
   // may get another one meanwhile.
   std::vector<std::pair<const Queue*, const StepUse*>> sorted;
   sorted.reserve(claims.size());
   for (const StepUse& claim : claims)
     sorted.emplace_back(claim.home->load(std::memory_order_relaxed), &claim);
-  std::sort(sorted.begin(), sorted.end());
+  if (!std::is_sorted(sorted.begin(), sorted.end())) std::sort(sorted.begin(), sorted.end());
   claims_.clear();
   for (const auto& [queue, claim] : sorted) claims_.push_back(*claim);
   steps_ = std::make_unique<Step[]>(size());
@@ -211,14 +214,10 @@ void Recording::end_op(const Op& op) noexcept {
 
 void Recording::drop(void* context) {
   auto& self = *static_cast<Recording*>(context);
-  if (self.queue_.has_failures.load(std::memory_order_relaxed)) {
-    FailedRange* failed = nullptr;
-    {
-      const std::scoped_lock lock(self.queue_.lock);
-      failed = self.queue_.heal(Extent());
-    }
-    while (failed != nullptr) delete std::exchange(failed, failed->next);
-  }
+  Home& home = Engine::instance().recordings_home();
+  if (self.claims_itself_ &&
+      home.load(std::memory_order_relaxed)->has_failures.load(std::memory_order_relaxed))
+    (void)clear_failures(home, self.own_extent(), nullptr);
   self.release();
 }
 

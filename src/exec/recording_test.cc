@@ -624,6 +624,38 @@ TEST_F(RecordingOnPool, AFailureDoesNotOutliveTheRecordingAndItsReaders) {
   EXPECT_EQ(n_dropped, 1);
 }
 
+TEST_F(RecordingOnPool, ReplaysOfBodiesThatWriteNothingRunOneAfterTheOther) {
+  const Wanted wanted[] = {read(cell)};
+  for (const size_t n_uses : {0, 1}) {
+    int n_running = 0, n_runs = 0;  // not atomic: ThreadSanitizer sees replays that are not ordered
+    const auto body = [&] {
+      EXPECT_EQ(++n_running, 1);
+      for (int i = 0; i < 1000; ++i) std::atomic_signal_fence(std::memory_order_seq_cst);
+      --n_running;
+      ++n_runs;
+    };
+    const Ref<Recording> recording = Recording::create();
+    record(*recording, std::span(wanted, n_uses), [&](Op* op) {
+      body();
+      op->complete();
+    });
+    constexpr int kReplays = 200;
+    for (int i = 0; i < kReplays; ++i) (void)replay(*recording);
+    wait_all();
+    EXPECT_EQ(n_runs, kReplays);
+  }
+}
+
+// The list is searched when a queue ends, and may have an entry for each array.
+TEST_F(RecordingOnPool, ARecordingHasNoQueueOfItsOwn) {
+  wait(push({write(cell)}, [] {}));
+  const size_t n_listed = ListedQueues::count();
+  const Ref<Recording> recording = Recording::create();
+  record(*recording, {write(cell)}, [] {});
+  wait(replay(*recording));
+  EXPECT_LE(ListedQueues::count(), n_listed);
+}
+
 TEST_F(RecordingOnPool, AReplayedRecordingCannotBeExtended) {
   const Ref<Recording> recording = Recording::create();
   record(*recording, {write(cell)}, [] {});

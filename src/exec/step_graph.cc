@@ -11,19 +11,19 @@ namespace tenon::impl {
 void StepGraph::use(const StepUse& use) {
   const uint32_t step = size() - 1;
   Bytes* const known = recent(use.extent.begin);
-  if (known == nullptr || known->claim.extent != use.extent) {
-    uses_.push_back(use);
-    return use_some(step, use);
-  }
+  if (known == nullptr || known->claim.extent != use.extent) return use_some(step, use);
+  known->is_used_as_whole = true;
   visit(step, use, known);
 }
 
 // Splits known bytes at the ends of the extent, and adds those between them.
 void StepGraph::use_some(uint32_t step, const StepUse& use) {
   const auto split = [this](auto at, uintptr_t address) {
-    Bytes rest = at->second;
+    Bytes& whole = at->second;
+    if (std::exchange(whole.is_used_as_whole, false)) uses_.push_back(whole.claim);
+    Bytes rest = whole;
     rest.claim.extent.begin = address;
-    at->second.claim.extent.end = address;
+    whole.claim.extent.end = address;
     return bytes_.emplace_hint(std::next(at), address, rest);
   };
   const auto [begin, end] = use.extent;
@@ -44,7 +44,12 @@ void StepGraph::use_some(uint32_t step, const StepUse& use) {
     visit(step, use, &at->second);
     address = at->second.claim.extent.end;
     recent(at->first) = &at->second;
+    if (at->second.claim.extent == use.extent) {
+      at->second.is_used_as_whole = true;
+      return;
+    }
   }
+  uses_.push_back(use);
 }
 
 void StepGraph::visit(uint32_t step, const StepUse& use, Bytes* bytes) {
@@ -78,6 +83,7 @@ void StepGraph::add_edge(uint32_t from, uint32_t to) {
 
 std::vector<StepUse> StepGraph::claims() const {
   std::vector<StepUse> claims;
+  claims.reserve(bytes_.size());
   for (const auto& [address, bytes] : bytes_) {
     const StepUse& claim = bytes.claim;
     if (!claims.empty()) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory_resource>
 #include <vector>
 
 #include "sync/request.h"
@@ -68,7 +69,8 @@ class StepGraph {
   struct Bytes {
     StepUse claim;
     uint32_t first_step;
-    uint32_t writer = kNone;  // the last step that writes them
+    bool is_used_as_whole = false;  // by a step
+    uint32_t writer = kNone;        // the last step that writes them
     uint32_t readers =
         kNone;  // the steps that have read them since, newest first; parts of a split share them
   };
@@ -81,8 +83,9 @@ class StepGraph {
   std::vector<Node> steps_;
   std::vector<Edge> edges_;
   std::vector<Reader> readers_;
-  std::vector<StepUse> uses_;         // those of bytes that were not one entry of bytes_ then
-  std::map<uintptr_t, Bytes> bytes_;  // by their first address; they do not overlap
+  std::vector<StepUse> uses_;                        // those that are not of one entry of bytes_
+  std::pmr::monotonic_buffer_resource memory_;       // of bytes_, which only grows
+  std::pmr::map<uintptr_t, Bytes> bytes_{&memory_};  // by their first address; they do not overlap
   std::array<Bytes*, 256> recent_{};  // found without a search if a step uses exactly these bytes again
 };
 
