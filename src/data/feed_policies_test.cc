@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -23,6 +24,7 @@
 
 #include "base/error.h"
 #include "data/feed.h"
+#include "data/pages_testing.h"
 #include "data/seed.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -45,6 +47,14 @@ Ref<Schema> schema() {
   const tenon_field fields[]{{"words", DType(TENON_UINT, 64), 2, kWords.data()},
                              {"label", DType(TENON_INT, 32), 1, kLabels.data()}};
   return Schema::make(fields);
+}
+
+// A slot of several parts, as map_slot() maps it.
+constexpr int64_t kLargeNbytes = 3 * kMapPart + 5;
+
+Ref<Schema> large_schema() {
+  const tenon_field field{"bytes", DType(TENON_UINT, 8), 1, &kLargeNbytes};
+  return Schema::make({&field, 1});
 }
 
 enum class What {
@@ -220,6 +230,23 @@ TEST_F(Processes, AreOthersThanThis) {
   const int64_t pid = feed.worker_statistics(0).pid;
   EXPECT_GT(pid, 0);
   EXPECT_NE(pid, getpid());
+}
+
+TEST_F(Processes, FillSlotsThatTheFeedMapsMeanwhile) {
+  tenon_generator g = source_.generator();
+  g.fill = [](void* context, const tenon_fill_request* request, char*, size_t) {
+    while (static_cast<Source*>(context)->at == kNever) std::this_thread::yield();
+    std::memset(request->fields[0], 7, kLargeNbytes);
+    return 0;
+  };
+  Feed feed(g, large_schema(), options(1, 1));
+  feed.begin();
+  const tenon_feed_statistics s = feed.statistics();
+  while (count_mapped_pages(s.memory, s.slot_nbytes) < s.slot_nbytes / kPage) std::this_thread::yield();
+  source_.at = 0;
+  const Ref<Batch> batch = next(feed);
+  const auto* const bytes = static_cast<const std::byte*>(batch->array(0)->data());
+  EXPECT_TRUE(std::all_of(bytes, bytes + kLargeNbytes, [](std::byte b) { return b == std::byte{7}; }));
 }
 
 TEST_F(Processes, AFailureComesAtItsPlaceWithItsText) {

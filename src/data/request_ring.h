@@ -22,7 +22,7 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 5;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 6;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;

@@ -23,7 +23,8 @@ SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes, uint
   SlotLayout layout;
   layout.shapes_at = schema.fields_nbytes();
   layout.committed_at = sum(layout.shapes_at, axes * sizeof(int64_t));
-  layout.notes_at = layout.committed_at + sizeof(uint64_t);
+  layout.mapped_at = layout.committed_at + sizeof(uint64_t);
+  layout.notes_at = layout.mapped_at + sizeof(uint64_t);
   layout.stated_at = layout.notes_at + sizeof(uint64_t);
   layout.state_at = layout.stated_at + sizeof(uint64_t);
   layout.state_nbytes = sum(state_nbytes, sizeof(uint64_t) - 1) / sizeof(uint64_t) * sizeof(uint64_t);

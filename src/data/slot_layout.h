@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The layout of a slot: the fields, then the shapes to which they were filled, how much of a sparse slot has
-// memory, the notes of the fill, the state of the generator, and the attachment.
+// memory, how much of it was mapped, the notes of the fill, the state of the generator, and the attachment.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "base/os.h"
 #include "data/schema.h"
 
 namespace tenon::impl {
+
+// What map_slot() maps at a time.
+inline constexpr uint64_t kMapPart = 1 << 20;
 
 // Constant. Lies in memory that worker processes map, too.
 struct SlotLayout {
   uint64_t shapes_at = 0;     // int64_t for each axis of each field
   uint64_t committed_at = 0;  // uint64_t: of a sparse slot, how many of its first bytes have memory
+  uint64_t mapped_at = 0;     // std::atomic<uint64_t>: of map_slot(), how many parts were begun
   uint64_t notes_at = 0;      // uint64_t: of tenon_fill_request
   uint64_t stated_at = 0;     // uint64_t: how many bytes the state has; kNoState: it is not known
   uint64_t state_at = 0;      // the bytes
@@ -33,6 +40,9 @@ struct SlotLayout {
   int64_t* shapes(std::byte* slot) const noexcept { return reinterpret_cast<int64_t*>(slot + shapes_at); }
   uint64_t& committed(std::byte* slot) const noexcept {
     return *reinterpret_cast<uint64_t*>(slot + committed_at);
+  }
+  std::atomic<uint64_t>& mapped(std::byte* slot) const noexcept {
+    return *reinterpret_cast<std::atomic<uint64_t>*>(slot + mapped_at);
   }
   uint64_t& notes(std::byte* slot) const noexcept { return *reinterpret_cast<uint64_t*>(slot + notes_at); }
   uint64_t& stated(std::byte* slot) const noexcept { return *reinterpret_cast<uint64_t*>(slot + stated_at); }
@@ -53,6 +63,21 @@ inline void reset_slot(const SlotLayout& layout, const Schema& schema, std::byte
   layout.notes(slot) = 0;
   layout.stated(slot) = SlotLayout::kNoState;
   layout.attached(slot) = 0;
+}
+
+// Enters the pages of a slot that has its memory into the page table of this process, until stop() is true.
+// A page costs most the first time, because the system clears it. So the worker begins at the start and the
+// feed's process at the end, each part is cleared by one of them, and the rest costs a fifth. Neither waits
+// for the other: if one ends or is stopped on the way, the other maps all.
+template <class Stop>
+void map_slot(const SlotLayout& layout, std::byte* slot, bool is_from_end, Stop stop) noexcept {
+  const uint64_t parts = (layout.slot_nbytes + kMapPart - 1) / kMapPart;
+  bool is_first = true;
+  for (uint64_t i = 0; i < parts && !stop(); ++i) {
+    is_first = is_first && layout.mapped(slot).fetch_add(1, std::memory_order_relaxed) < parts;
+    const uint64_t at = (is_from_end ? parts - 1 - i : i) * kMapPart;
+    os::populate(slot + at, std::min(kMapPart, layout.slot_nbytes - at), is_first);
+  }
 }
 
 // After a fill: the first field whose shape is not valid; null if there is none.

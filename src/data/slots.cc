@@ -164,9 +164,7 @@ void Slots::populate_slot(int32_t slot) {
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
     os::commit(file_, static_cast<size_t>(data(slot) - memory_), nbytes, slots_text(1, nbytes));
-    // A worker process populates its own mapping before it fills the slot. Here the pages are mapped when the
-    // batch is read, which takes a quarter of the time, because they exist by then.
-    if (plan_.control_nbytes != 0) return;
+    if (plan_.control_nbytes != 0) return;  // map_slot() populates
   } else {
     os::check_room(nbytes, slots_text(1, nbytes));
   }

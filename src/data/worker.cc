@@ -148,7 +148,7 @@ Worker::Received Worker::next(int64_t timeout_ns) {
   const RingRequest& asked = ring_.requests[done_ % kRingEntries];
   std::byte* const slot = memory_ + offset_of(asked.slot);
   if (!has_pages_[static_cast<size_t>(asked.slot)]) {
-    os::populate(slot, head_.layout.slot_nbytes, true);
+    map_slot(head_.layout, slot, false, [] { return false; });
     has_pages_[static_cast<size_t>(asked.slot)] = true;
   }
   int64_t* shape = head_.layout.shapes(slot);

@@ -74,9 +74,11 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
                                  const SlotLayout& layout, Ref<Slots> slots, int32_t workers, int32_t rings)
     : generator_(generator),
       slots_(std::move(slots)),
+      layout_(layout),
       fields_(schema.fields().size()),
       workers_(workers),
-      peers_(static_cast<size_t>(rings)) {
+      peers_(static_cast<size_t>(rings)),
+      has_pages_(static_cast<size_t>(slots_->most()), slots_->is_sparse()) {
   auto* const head = new (slots_->control()) FeedHead{};
   const os::Process process = os::this_process();
   head->version = kFeedVersion;
@@ -287,7 +289,7 @@ bool WorkerProcesses::has_answer(const RingUser& peer, const RequestRing& ring) 
   return ring.answered.load(std::memory_order_acquire) != peer.seen;
 }
 
-bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& result) {
+bool WorkerProcesses::await(int32_t worker, int32_t slot, int64_t timeout_ns, FillResult& result) {
   RequestRing& ring = this->ring(worker);
   RingUser& peer = peers_[static_cast<size_t>(worker)];
   const auto has_ended = [&] {
@@ -300,9 +302,11 @@ bool WorkerProcesses::await(int32_t worker, int64_t timeout_ns, FillResult& resu
            is_over_.load(std::memory_order_relaxed);
   };
   const int64_t began = now_ns();
+  Deadline deadline(timeout_ns > 0 && !is_thread(worker) ? timeout_ns : -1);
+  if (!std::exchange(has_pages_[static_cast<size_t>(slot)], true))
+    map_slot(layout_, slots_->data(slot), true, is_settled);
   bool has_hung = false;
   if (!is_settled() && !SpinBudget::poll(peer.short_wait.budget_ns(), is_settled)) {
-    Deadline deadline(timeout_ns > 0 && !is_thread(worker) ? timeout_ns : -1);
     while (true) {
       // pairs with: Worker::answer, "the feed sleeps"
       ring.is_feed_asleep.store(1, std::memory_order_seq_cst);

@@ -59,8 +59,9 @@ class WorkerProcesses {
   // At most kRingEntries requests may be open.
   void ask(int32_t worker, const RingRequest& request) noexcept;
   // The answer to the oldest open request, or what became of its process. timeout_ns <= 0: for ever; a
-  // process that takes longer is killed. False: the feed ends.
-  bool await(int32_t worker, int64_t timeout_ns, FillResult& result);
+  // process that takes longer is killed. False: the feed ends. slot: of this request; on its first use, it is
+  // mapped here while the worker maps it.
+  bool await(int32_t worker, int32_t slot, int64_t timeout_ns, FillResult& result);
   // For a process, not a thread: kills the worker if it lives, and waits for its end: from then on it writes
   // nothing.
   void stop(int32_t worker);
@@ -124,10 +125,12 @@ class WorkerProcesses {
 
   const tenon_generator generator_;
   const Ref<Slots> slots_;
+  const SlotLayout layout_;
   const size_t fields_;
   const int32_t workers_;
   bool are_threads_ = false;     // constant after start()
   std::vector<RingUser> peers_;  // by ring
+  std::vector<char> has_pages_;  // by slot, of the thread that awaits it: map_slot() has run in this process
   std::atomic<uint64_t> restarts_{0};
   std::atomic<bool> is_over_{false};  // moves under mutex_
 

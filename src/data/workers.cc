@@ -435,7 +435,7 @@ bool Workers::end_fill(FillLoop& loop, const Job& job, FillResult& result) {
     fill_here(loop, job, result);
     return true;
   }
-  if (!processes_->await(loop.number, options_.fill_timeout_ns, result)) return false;
+  if (!processes_->await(loop.number, job.slot, options_.fill_timeout_ns, result)) return false;
   note_unwritten(result);
   check_shapes(job, result);
   if (result.kind == TENON_FAILED)
