@@ -279,6 +279,10 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
   throw_no_memory(what, room);
 }
 
+bool try_commit(const File& file, size_t offset, size_t nbytes) noexcept {
+  return fallocate(file.fd(), 0, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
+}
+
 void discard(const File& file, size_t offset, size_t nbytes) noexcept {
   if (nbytes == 0) return;
   (void)fallocate(file.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +27,7 @@
 #include "data/feed.h"
 #include "data/pages_testing.h"
 #include "data/seed.h"
+#include "data/worker.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define TENON_SKIP_UNDER_TSAN() GTEST_SKIP() << "ThreadSanitizer's forked children can have no threads"
@@ -230,6 +232,23 @@ TEST_F(Processes, AreOthersThanThis) {
   const int64_t pid = feed.worker_statistics(0).pid;
   EXPECT_GT(pid, 0);
   EXPECT_NE(pid, getpid());
+}
+
+// The start of the worker waits for the memory.
+TEST_F(Processes, StartWhileTheFirstSlotTakesItsMemory) {
+  tenon_generator g = source_.generator();
+  g.start = [](void*, int32_t, const char* link, int64_t*, char*, size_t) {
+    struct stat status{};
+    const int file = WorkerLink::parse(link).fd;
+    while (fstat(file, &status) == 0 && status.st_blocks * 512 < kLargeNbytes) std::this_thread::yield();
+    return 7;
+  };
+  try {
+    const Feed feed(g, large_schema(), options(1, 1));
+    FAIL() << "it was made";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "worker 0 cannot be started (7): ");
+  }
 }
 
 TEST_F(Processes, FillSlotsThatTheFeedMapsMeanwhile) {

@@ -155,6 +155,18 @@ void Slots::take_memory(int32_t slot) {
   const std::scoped_lock lock(link.taking);
   if (link.has_memory) return;
   populate_slot(slot);
+  note_memory(link);
+}
+
+void Slots::try_take_memory(int32_t slot) noexcept {
+  if (!takes_memory() || plan_.control_nbytes == 0) return;
+  Link& link = links_[static_cast<size_t>(slot)];
+  const std::scoped_lock lock(link.taking);
+  if (!link.has_memory && os::try_commit(file_, file_offset(slot), plan_.slot_nbytes)) note_memory(link);
+}
+
+// Of a slot that was promised it. Requires taking.
+void Slots::note_memory(Link& link) noexcept {
   link.has_memory = true;
   promised.fetch_sub(plan_.slot_nbytes, std::memory_order_relaxed);
   promised_.fetch_sub(plan_.slot_nbytes, std::memory_order_relaxed);
@@ -163,7 +175,7 @@ void Slots::take_memory(int32_t slot) {
 void Slots::populate_slot(int32_t slot) {
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
-    os::commit(file_, static_cast<size_t>(data(slot) - memory_), nbytes, slots_text(1, nbytes));
+    os::commit(file_, file_offset(slot), nbytes, slots_text(1, nbytes));
     if (plan_.control_nbytes != 0) return;  // map_slot() populates
   } else {
     os::check_room(nbytes, slots_text(1, nbytes));

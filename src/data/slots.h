@@ -99,6 +99,9 @@ class Slots {
   // the memory side by side, and a feed begins before all slots have theirs. Until then it counts as
   // promised, in the check of create(). Fails with kNoMemory (the message has the numbers).
   void take_memory(int32_t slot);
+  // The same for a slot that a worker process fills, right after create(), which has checked the room. Does
+  // not use the heap, whose locks a fork holds. On failure nothing changes: take_memory() says why.
+  void try_take_memory(int32_t slot) noexcept;
 
   // A slot that replaces a taken one, which is not given back for a long time. kNone: there are no more.
   // Fails with kNoMemory. give_spare() takes the replaced slot when it comes back, or a spare one that was
@@ -149,6 +152,8 @@ class Slots {
   bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
   bool takes_memory() const noexcept { return is_on_host() && !plan_.is_sparse; }
   void populate_slot(int32_t slot);
+  size_t file_offset(int32_t slot) const noexcept { return static_cast<size_t>(data(slot) - memory_); }
+  void note_memory(Link& link) noexcept;
   void make_memory();
   void drop_memory() noexcept;
   int32_t make_slot();

@@ -3,15 +3,19 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "base/denied_testing.h"
 #include "base/error.h"
 
 namespace tenon::impl {
@@ -123,6 +127,49 @@ TEST(Slots, ASlotTakesItsMemoryWhenItIsFirstUsed) {
     slots->take_memory(taken);  // its content stays
     EXPECT_EQ(slots->data(taken)[0], std::byte{7});
   }
+}
+
+// Slots that worker processes fill.
+SlotsPlan plan_with_control(int32_t count, size_t slot_nbytes) {
+  SlotsPlan plan{count, slot_nbytes};
+  plan.is_shared = true;
+  plan.control_nbytes = kPage;
+  return plan;
+}
+
+TEST(Slots, MemoryIsTakenAheadOfItsUseOnce) {
+  const Ref<Slots> slots = Slots::create(plan_with_control(2, 3 * kPage));
+  const auto pages = [&] {
+    struct stat status{};
+    EXPECT_EQ(fstat(slots->file().fd(), &status), 0);
+    return static_cast<size_t>(status.st_blocks) * 512 / kPage;
+  };
+  EXPECT_EQ(pages(), 1u);
+  slots->try_take_memory(0);
+  EXPECT_EQ(pages(), 4u);
+  EXPECT_EXIT(
+      {
+        deny(SYS_fallocate, ENOSPC);
+        slots->take_memory(0);
+        _exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST(Slots, MemoryThatCouldNotBeTakenAheadIsTakenAgain) {
+  const Ref<Slots> slots = Slots::create(plan_with_control(1, kPage));
+  const auto in_child = [&] {
+    deny(SYS_fallocate, ENOSPC);
+    slots->try_take_memory(0);
+    try {
+      slots->take_memory(0);
+    } catch (const Error& e) {
+      std::fputs(e.what(), stderr);
+      _exit(1);
+    }
+    _exit(0);
+  };
+  EXPECT_EXIT(in_child(), testing::ExitedWithCode(1), "there is no memory for 1 slot of 4096 bytes");
 }
 
 // Oracle: a flag for each slot, set by exchange when it is taken and cleared before it is given, finds

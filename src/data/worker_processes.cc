@@ -117,7 +117,9 @@ void WorkerProcesses::start() {
     throw_error(Code::kSystem, "feed: cannot start the thread that watches the workers: ", e.what());
   }
   for (int32_t i = 0; i < workers_; ++i) {
-    const std::string failure = start(i);
+    request_start(i);
+    if (i == 0) slots_->try_take_memory(0);  // beside the fork: the first worker fills this slot first
+    const std::string failure = await_start(i);
     if (!failure.empty()) throw_error(Code::kOp, failure);
   }
   restarts_ = 0;
@@ -261,12 +263,20 @@ uint32_t WorkerProcesses::answered(int32_t worker) const noexcept {
 }
 
 std::string WorkerProcesses::start(int32_t worker) {
+  request_start(worker);
+  return await_start(worker);
+}
+
+void WorkerProcesses::request_start(int32_t worker) {
+  const std::scoped_lock lock(mutex_);
+  peers_[static_cast<size_t>(worker)].is_wanted = true;
+  if (!is_over_) to_start_.push_back(worker);
+  os::signal_event(wake_);
+}
+
+std::string WorkerProcesses::await_start(int32_t worker) {
   RingUser& peer = peers_[static_cast<size_t>(worker)];
   std::unique_lock lock(mutex_);
-  if (is_over_) return "the feed is closed";
-  peer.is_wanted = true;
-  to_start_.push_back(worker);
-  os::signal_event(wake_);
   changed_.wait(lock, [&] { return !peer.is_wanted || is_over_; });
   if (peer.is_wanted) return "the feed is closed";
   if (!is_thread(worker)) restarts_.fetch_add(1, std::memory_order_relaxed);

@@ -115,6 +115,8 @@ class WorkerProcesses {
   void run() noexcept;
   void dismiss_one(int32_t ring) noexcept;
   bool has_left(int32_t ring) const noexcept;
+  void request_start(int32_t worker);
+  std::string await_start(int32_t worker);
   void start_one(int32_t worker) noexcept;
   int64_t fork_worker(int32_t worker);
   void note_end(int32_t worker) noexcept;
