@@ -93,7 +93,8 @@ class HeldItem {
       const Sending sending(*this);
       call(tenon_item_send, item_);
     } catch (const Error& error) {
-      if (error.code() == TENON_ERR_LEASE_ESCAPED) release();  // it was dropped
+      if (error.code() == TENON_ERR_LEASE_ESCAPED || error.code() == TENON_ERR_OP)
+        release();  // it was dropped
       throw;
     }
     release();

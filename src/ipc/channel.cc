@@ -129,8 +129,7 @@ void Channel::open_slots() {
   const uint64_t nbytes = slot_nbytes_of(fields_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
-  const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_,
-                              plan_.mode == ChannelMode::kQueue};
+  const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_};
   gate_ = &segment_->set_lock(1, std::make_unique<SlotGate>(*segment_, 1, gated));
   Memory memory;
   memory.gate = gate_;
@@ -140,6 +139,7 @@ void Channel::open_slots() {
     memory.data = memory.extent = slots.data() + i * nbytes;
     slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
   }
+  cleared_in_.resize(plan_.slots);
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
@@ -289,8 +289,11 @@ bool Channel::hold(Item& item, uint32_t slot, bool is_readonly, const char* site
     check_inherited_views(*slots_[slot]);
     return false;
   }
-  if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
-    (void)clear_failures(storage.home(), storage.extent(), nullptr);  // they concern an earlier item
+  if (std::exchange(cleared_in_[slot], ForkMark::current()) != ForkMark::current()) {
+    // The process that has forked this one may have left it arrays of an item, which must not use this item.
+    Storage::end_parts(storage, Item::release_array);
+    (void)clear_failures(storage.home(), storage.extent(), nullptr);
+  }
   set_bit(slot_states_[slot].holders, segment_->participant().index());
   item.taker_ = taker();
   item.slot_ = slot;
@@ -307,15 +310,24 @@ void Channel::give_back(Item& item) noexcept {
   clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
 }
 
-// Refuses all later uses of the arrays of a loan that was given back: when this process has the slot again,
-// they must not use its next item. False: a view, a lease or an op of this process uses the slot.
-bool Channel::end_uses(Item& item) noexcept {
+// Gives back a loan that is to be sent, and refuses all later uses of its arrays: when this process has the
+// slot again, they must not use its next item. False: a view, a lease or an op of this process uses the slot,
+// or (with the failure) an op has failed to write it.
+bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
   Storage& slot = storage_of(item.slot_);
   item.has_ended_.store(true, std::memory_order_relaxed);
-  // Each array has a reference to the item. Memory that was imported by its address has none, so its uses are
-  // looked for in the queue.
-  if (item.refs_.count_after_change() == 1) return !slot.is_used();
-  return Storage::end_parts(slot, &item);
+  {
+    // A request or a view comes before and is seen here, or it comes later and is refused.
+    Queue& queue = lock_home(slot.home());
+    const std::unique_lock lock(queue.lock, std::adopt_lock);
+    if (queue.is_used(slot.extent())) return false;
+    if (queue.has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+      *failure = queue.failure_in(slot.extent());
+    if (*failure) return false;
+    give_back(item);
+  }
+  if (item.refs_.count_after_change() != 1) Storage::end_parts(slot, Item::release_array);
+  return true;
 }
 
 bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
@@ -606,6 +618,7 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
 }
 
 void Channel::send(Item& item) {
+  Ref<Failure> failure;
   {
     const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
                          "send through the channel");
@@ -614,13 +627,7 @@ void Channel::send(Item& item) {
     if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
       throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
     }
-    check_value(*slots_[item.slot_]);
-    const uint64_t holder = item.taker_;
-    give_back(item);  // first: later requests do not pass the gate, and end_uses() finds the earlier ones
-    if (!end_uses(item)) {
-      set_bit(slot_states_[item.slot_].holders, segment_->participant().index());
-      item.taker_ = holder;
-    } else {
+    if (end_uses(item, &failure)) {
       const uint64_t sequence = look(state_->last_sequence) + 1;
       publish(state_->last_sequence, sequence);
       publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
@@ -628,6 +635,7 @@ void Channel::send(Item& item) {
       item.sequence_.store(sequence, std::memory_order_relaxed);
     }
   }
+  if (failure) throw OpFailure(failure);
   if (item.sequence() == 0) {
     throw_error(Code::kLeaseEscaped,
                 "a view, a lease or an op of the item still exists, so the item was dropped and not sent: "
@@ -636,6 +644,7 @@ void Channel::send(Item& item) {
   }
   store(state_->recent_slot, item.slot_);
   signal_event(state_->items);
+  item.end_span();
   // Other items may have become spare.
   if (plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
     signal_event(state_->room);
@@ -663,8 +672,13 @@ bool Channel::wait_for_item(const Deadline& deadline) {
 
 Item::~Item() {
   const bool has_slot = taker_ != 0;
+  if (has_slot && taker_ == channel_->taker()) {
+    end_span();
+    Storage& slot = channel_->storage_of(slot_);
+    if (slot.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+      (void)clear_failures(slot.home(), slot.extent(), nullptr);  // they do not concern the next item
+  }
   channel_->give_back(*this);
-  trace::close(span_, trace::key_of(this), trace::SpanOutcome::kDone);
   if (has_slot) signal_event(channel_->state_->room);
 }
 
@@ -676,6 +690,7 @@ void Item::begin_span(const char* site) noexcept {
     trace::copy_end(record.site, site);
     trace::SpanText(record.text) << "slot " << slot_ << " of a channel, " << slot.nbytes() << " bytes";
   });
+  trace::mark(span_, trace::key_of(this), trace::kReady);
 }
 
 Ref<Array> Item::array(int32_t field) {
@@ -691,7 +706,7 @@ Ref<Array> Item::array(int32_t field) {
   memory.nbytes = part.nbytes;
   memory.gate = channel_->gate_;
   memory.owner = this;
-  memory.deleter = [](void* owner) { static_cast<Item*>(owner)->release(); };
+  memory.deleter = release_array;
   memory.is_readonly = is_readonly_;
   if (part.nbytes == 0) memory.extent_nbytes = 0;
   refs_.increment_before_look();

@@ -15,6 +15,7 @@
 
 #include "array/array.h"
 #include "base/clock.h"
+#include "base/fork_mark.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
 #include "base/trace.h"
@@ -76,10 +77,10 @@ class Channel {
   // caller, for the timeline. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free,
   // and when_full is kRaise; or this is a forked child with a view of the slot).
   Ref<Item> loan(const Deadline& deadline, const char* site);
-  // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays: the item is
-  // dropped), kValue (not a loan), kOp (an op failed to write it: it can be written again, and sent), and, if
-  // another process holds the channel's mutex for longer than gate_timeout_ns(), with kTimeout and
-  // kInterrupted: then send() may be called again.
+  // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays) and kOp (an op
+  // failed to write it): the item is dropped. Fails with kValue (not a loan), and, if another process holds
+  // the channel's mutex for longer than gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be
+  // called again.
   void send(Item& item);
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
   // kTimeout, kInterrupted, kOwnerDied (a producer has died, and no item is left: once for each death),
@@ -123,7 +124,7 @@ class Channel {
   bool drop_dead_holders() noexcept;
   bool hold(Item& item, uint32_t slot, bool is_readonly, const char* site);
   void give_back(Item& item) noexcept;
-  bool end_uses(Item& item) noexcept;
+  bool end_uses(Item& item, Ref<Failure>* failure) noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
   bool try_loan(Item& item, const Deadline& deadline, const char* site);
   bool try_to_lend(Item& item, const char* site);
@@ -153,7 +154,8 @@ class Channel {
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
-  Gate* gate_ = nullptr;  // of the slots
+  Gate* gate_ = nullptr;              // of the slots
+  std::vector<uint64_t> cleared_in_;  // by slot: ForkMark of the process that has used it; under the mutex
   ChannelEnds ends_;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
@@ -192,8 +194,12 @@ class Item {
   friend class Channel;
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
   [[gnu::cold]] void begin_span(const char* site) noexcept;
+  void end_span() noexcept {
+    trace::close(std::exchange(span_, trace::kNoSpan), trace::key_of(this), trace::SpanOutcome::kDone);
+  }
 
   ~Item();
+  static void release_array(void* self) { static_cast<Item*>(self)->release(); }
 
   Ref<Channel> channel_;
   trace::Span span_ = trace::kNoSpan;

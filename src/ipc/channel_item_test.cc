@@ -206,6 +206,7 @@ TEST(ChannelItem, AnItemOfWhichALeaseOrAnOpLivesOnIsDroppedAndSaysSo) {
         },
         api::write(item.array(0)));
     EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_LEASE_ESCAPED);
+    EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_VALUE) << "it was dropped";
     may_end = true;
     op.wait();
   }
@@ -219,7 +220,7 @@ TEST(ChannelItem, AnItemOfWhichALeaseOrAnOpLivesOnIsDroppedAndSaysSo) {
   EXPECT_EQ(try_loan(channel), TENON_OK);
 }
 
-TEST(ChannelItem, AnItemThatAnOpFailedToWriteIsNotSent) {
+TEST(ChannelItem, AnItemThatAnOpFailedToWriteIsDroppedAndSaysWhy) {
   const api::Channel channel = make(1);
   const auto fail = [](const api::Item& item) {
     const api::Op op = api::push([](api::View<int64_t, 1>) { throw std::runtime_error("no data"); },
@@ -229,19 +230,73 @@ TEST(ChannelItem, AnItemThatAnOpFailedToWriteIsNotSent) {
   {
     api::Item item = channel.loan(0s);
     fail(item);
+    EXPECT_EQ(code_of([&] { const api::Lease lease(item.array(0), api::Access::kRead); }), TENON_ERR_OP);
     std::string message;
     EXPECT_EQ(code_of([&] { item.send(); }, &message), TENON_ERR_OP);
     EXPECT_NE(message.find("no data"), std::string::npos) << message;
-    EXPECT_EQ(code_of([&] { const api::Lease lease(item.array(0), api::Access::kRead); }), TENON_ERR_OP);
-    api::push([](api::View<int64_t, 1> x) { std::ranges::fill(x.span(), 3); }, api::overwrite(item.array(0)))
-        .wait();
-    item.send();
-    EXPECT_EQ(value_of(*channel.receive(0s)), 3);
+    EXPECT_EQ(code_of([&] { item.send(); }), TENON_ERR_VALUE) << "it was dropped";
   }
+  EXPECT_EQ(channel.statistics().sent, 0U);
   fail(channel.loan(0s));
-  api::Item next = channel.loan(0s);  // of the same slot
-  EXPECT_EQ(code_of([&] { const api::Lease lease(next.array(0), api::Access::kRead); }), TENON_OK);
-  next.send();
+  put(channel, 3);  // in the same slot
+  EXPECT_EQ(value_of(*channel.receive(0s)), 3);
+}
+
+TEST(ChannelItem, AnOpThatFailsBesideASendIsSeen) {
+  const api::Channel channel = make(2);
+  int n_sent = 0;
+  for (int n = 0; n < 2000; ++n) {
+    api::Item item = channel.loan(0s);
+    fill(item, n);
+    const api::Op op = api::push([](api::View<int64_t, 1>) { throw std::runtime_error("no data"); },
+                                 api::write(item.array(0)));
+    if (code_of([&] { item.send(); }) == TENON_OK) {
+      ++n_sent;
+      (void)channel.receive(0s);
+    }
+    EXPECT_EQ(code_of([&] { op.wait(); }), TENON_ERR_OP);
+  }
+  EXPECT_EQ(n_sent, 0);
+}
+
+// The import bridges the slots, so that they have one queue.
+TEST(ChannelItem, AnOpOnTwoItemsNeedsNoSlotBetweenThem) {
+  const api::Channel channel = make(3);
+  std::optional<api::Item> first = channel.loan(0s), between = channel.loan(0s), last = channel.loan(0s);
+  auto* const begin = static_cast<int64_t*>(first->array(0).data());
+  auto* const end = static_cast<int64_t*>(last->array(0).data()) + kCount;
+  ASSERT_LT(begin, end);
+  {
+    const api::Array bridge = api::Array::borrow(begin, {end - begin});
+  }
+  fill(*between, 1);
+  between->send();
+  api::push([](api::View<const int64_t, 1> from, api::View<int64_t, 1> to) { to(0) = from(0); },
+            api::read(first->array(0)), api::write(last->array(0)))
+      .wait();
+}
+
+TEST(ChannelItem, TheVersionOfItsArraysChangesWithEachWrite) {
+  const api::Channel channel = make(1);
+  const api::Item item = channel.loan(0s);
+  const api::Array array = item.array(0);
+  uint64_t last = tenon_array_version(array.get());
+  const auto expect_change = [&](const char* what) {
+    const uint64_t now = tenon_array_version(array.get());
+    EXPECT_NE(now, last) << what;
+    last = now;
+  };
+  {
+    const api::Lease lease(array, api::Access::kWrite);
+  }
+  expect_change("a lease");
+  api::push([](api::View<int64_t, 1> x) { x(0) = 1; }, api::write(array)).wait();
+  expect_change("an op");
+  {
+    const api::HostView view(array, api::Access::kWrite);
+  }
+  expect_change("a view");
+  EXPECT_EQ(tenon_array_version(array.get()), last);
 }
 
 TEST(ChannelItem, LeasesAndOpsReadAnItemThatSeveralConsumersRead) {
@@ -287,6 +342,8 @@ TEST(ChannelItem, AForkedChildHasNoneOfTheItemsOfItsParent) {
   const api::Array arrays[] = {received->array(0), loan.array(0)};
   const pid_t pid = fork();
   if (pid == 0) {
+    // ThreadSanitizer's forked children cannot start threads.
+    if (tenon_engine_set("inline", 0, nullptr) != TENON_OK) _exit(6);
     for (const api::Array& array : arrays) {
       std::string message;
       if (code_of([&] { const api::Lease lease(array, api::Access::kRead); }) != TENON_ERR_LEASE_CONFLICT)
@@ -304,6 +361,40 @@ TEST(ChannelItem, AForkedChildHasNoneOfTheItemsOfItsParent) {
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_EQ(status, 0) << WEXITSTATUS(status);
   EXPECT_EQ(value_of(*received), 7);
+}
+
+// Its arrays would be those of the child's item.
+TEST(ChannelItem, TheArraysThatAForkedChildInheritsCannotUseItsItemOfTheSameSlot) {
+  const api::Channel channel = make(1);
+  put(channel, 7);
+  std::optional<api::Item> received = channel.receive(0s);
+  std::optional<api::Array> inherited = received->array(0);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    if (tenon_engine_set("inline", 0, nullptr) != TENON_OK) _exit(1);
+    char go = 0;
+    if (::read(ends[0], &go, 1) != 1) _exit(2);
+    const api::Array& array = *inherited;
+    const api::Item own = channel.loan(kPatience);
+    if (code_of([&] { const api::Lease lease(array, api::Access::kRead); }) != TENON_ERR_LEASE_CONFLICT)
+      _exit(3);
+    if (code_of([&] { const api::HostView view(array, api::Access::kRead); }) != TENON_ERR_LEASE_CONFLICT)
+      _exit(4);
+    const auto push = [&] { api::push([](api::View<int64_t, 1> x) { x(0) = 9; }, api::write(array)); };
+    if (code_of(push) != TENON_ERR_LEASE_CONFLICT) _exit(5);
+    if (code_of([&] { const api::Lease lease(own.array(0), api::Access::kWrite); }) != TENON_OK) _exit(6);
+    _exit(0);
+  }
+  inherited.reset();
+  received.reset();
+  EXPECT_EQ(::write(ends[1], "x", 1), 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0) << WEXITSTATUS(status);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(ChannelItem, AnItemThatWasMovedFromHasNoArrays) {

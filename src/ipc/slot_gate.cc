@@ -16,20 +16,22 @@ bool SlotGate::is_possessed(Access access, const Extent& extent) const noexcept 
   for (uint32_t i = slot_of(extent.begin); i <= slot_of(std::max(extent.begin + 1, extent.end) - 1); ++i) {
     const ChannelSlot& slot = slots_.states[i];
     if (!has_bit(slot.holders, self)) return false;
-    if (access == Access::kWrite && !slots_.has_one_reader && look(slot.sequence) != 0) return false;
+    // In the mode for one consumer, a slot that a process holds has no number.
+    if (access == Access::kWrite && look(slot.sequence) != 0) return false;
   }
   return true;
 }
 
 bool SlotGate::enter(const Request& request, RequestPart& part, const Deadline&,
                      Conflict* conflict) noexcept {
-  const Asked asked = asked_of(request, part);
-  if (is_possessed(asked.access, asked.extent)) {
-    part.grant = kUncountedGrant;
-    return true;
+  // The grant will be shared by all of these. Between them may be slots that this process does not hold.
+  for (const RequestPart& e : request.parts) {
+    if (e.queue != part.queue || !e.needs_grant || is_possessed(e.access, e.extent)) continue;
+    conflict->reason = Conflict::Reason::kNotHeld;
+    return false;
   }
-  conflict->reason = Conflict::Reason::kNotHeld;
-  return false;
+  part.grant = kUncountedGrant;
+  return true;
 }
 
 Appended SlotGate::submit(Request& request, RequestPart& part, Conflict* conflict) noexcept {

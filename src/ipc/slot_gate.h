@@ -6,6 +6,8 @@
 // has forked this one.
 #pragma once
 
+#include <atomic>
+
 #include "ipc/channel_state.h"
 #include "ipc/process_lock.h"
 
@@ -20,7 +22,6 @@ class SlotGate final : public ProcessLock {
     uint64_t nbytes = 0;  // of each
     uint32_t count = 0;
     const ChannelSlot* states = nullptr;
-    bool has_one_reader = false;  // so that an item is writable after it was sent, too
   };
   SlotGate(Segment& segment, uint32_t block, const Slots& slots)
       : ProcessLock(segment, block), slots_(slots) {}
@@ -34,12 +35,15 @@ class SlotGate final : public ProcessLock {
   }
   bool cancel(RequestPart&) noexcept override { return false; }
   void share(GrantId) noexcept override {}
-  void leave(GrantId, bool) noexcept override {}
+  void leave(GrantId, bool has_written) noexcept override {
+    if (has_written) note_write();
+  }
   void disown(GrantId) noexcept override {}
   void visit_others(const Extent&, void (*)(const Holder&, void*), void*) noexcept override {}
   bool describe_holder(const Asked&, Holder*) noexcept override { return false; }
-  uint64_t version() noexcept override { return 0; }  // no other process writes while this one has the item
-  void note_write() noexcept override {}
+  // No other process writes while this one has the item.
+  uint64_t version() noexcept override { return writes_.load(std::memory_order_relaxed); }
+  void note_write() noexcept override { writes_.fetch_add(1, std::memory_order_relaxed); }
   void note_kept_view() noexcept override {}
   void return_quota(Request&) noexcept override {}
   void heal(const Extent&) noexcept override {}
@@ -47,6 +51,7 @@ class SlotGate final : public ProcessLock {
 
  private:
   const Slots slots_;
+  std::atomic<uint64_t> writes_{0};  // of this process
 };
 
 }  // namespace tenon::impl

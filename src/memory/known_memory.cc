@@ -63,22 +63,20 @@ Ref<Storage> KnownMemory::add_part(Storage& whole, const Memory& memory) {
   return add_to(memory, [&] { return &whole.region(); });
 }
 
-bool KnownMemory::end_parts(Storage& whole, const void* owner) noexcept {
+void KnownMemory::end_parts(Storage& whole, Deleter deleter) noexcept {
   const Section section(*this);
   sweep();
   Region* const region = &whole.region();
   const std::scoped_lock queue(region->lock);
-  if (region->is_used(whole.extent())) return false;
   Storage* next = nullptr;
   for (Storage* s = region->storages_; s != nullptr; s = next) {
     next = s->next_on_region_;
-    if (s->owner_ != owner) continue;
+    if (s->deleter_ != deleter || !whole.extent().contains(s->extent())) continue;
     // pairs with: lock_home, "a home and its queue"
     s->home_.store(&sent_, std::memory_order_release);
     unlink_from(s, region);
     link(s, &sent_);
   }
-  return true;
 }
 
 Ref<Storage> KnownMemory::add_unchecked(Storage& of) {

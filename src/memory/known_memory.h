@@ -36,7 +36,7 @@ class KnownMemory {
 
   // See Storage::adopt_part and end_parts.
   Ref<Storage> add_part(Storage& whole, const Memory& memory);
-  bool end_parts(Storage& whole, const void* owner) noexcept;
+  void end_parts(Storage& whole, Deleter deleter) noexcept;
 
   // A new storage for the memory of another one, which it keeps alive, on a region of its own that is not in
   // the map. Null: the memory was moved out.

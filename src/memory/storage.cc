@@ -134,8 +134,8 @@ Ref<Storage> Storage::adopt_part(Storage& whole, const Memory& memory) {
   return KnownMemory::instance().add_part(whole, memory);
 }
 
-bool Storage::end_parts(Storage& whole, const void* owner) noexcept {
-  return KnownMemory::instance().end_parts(whole, owner);
+void Storage::end_parts(Storage& whole, Deleter deleter) noexcept {
+  KnownMemory::instance().end_parts(whole, deleter);
 }
 
 bool Storage::is_used() noexcept {

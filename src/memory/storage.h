@@ -51,9 +51,8 @@ class Storage {
   // and gate, so that the new storage is on the same region. On failure the deleter does not run. Fails with
   // std::bad_alloc.
   static Ref<Storage> adopt_part(Storage& whole, const Memory& memory);
-  // Refuses all later uses of the parts with this owner (Reason::kNotHeld). False: a request or a view uses
-  // the bytes of the whole, and nothing has changed.
-  static bool end_parts(Storage& whole, const void* owner) noexcept;
+  // Refuses all later uses of the parts of these bytes that have this deleter (Reason::kNotHeld).
+  static void end_parts(Storage& whole, Deleter deleter) noexcept;
   // Whether a request or a view uses its bytes.
   bool is_used() noexcept;
 

@@ -144,7 +144,11 @@ bool enter_gates(Request& request, const Deadline& deadline, Conflict* conflict)
 
 void leave_gates(Request& request, bool has_written) noexcept {
   for (RequestPart& e : request.parts) {
-    if (e.grant == kNoGrant || e.grant == kUncountedGrant) continue;
+    if (e.grant == kNoGrant) continue;
+    if (e.grant == kUncountedGrant) {
+      e.queue->gate()->leave(e.grant, has_written && e.access == Access::kWrite);
+      continue;
+    }
     GrantId grant = kNoGrant;
     bool is_left_to_streams = false;
     {
