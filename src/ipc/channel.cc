@@ -292,8 +292,11 @@ bool Channel::hold(Item& item, uint32_t slot, bool is_readonly, const char* site
   if (std::exchange(cleared_in_[slot], ForkMark::current()) != ForkMark::current()) {
     // The process that has forked this one may have left it arrays of an item, which must not use this item.
     Storage::end_parts(storage, Item::release_array);
-    (void)clear_failures(storage.home(), storage.extent(), nullptr);
   }
+  // Of an earlier item: in the process that has forked this one, or of memory that was imported by its
+  // address, whose op may end after the item.
+  if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+    (void)clear_failures(storage.home(), storage.extent(), nullptr);
   set_bit(slot_states_[slot].holders, segment_->participant().index());
   item.taker_ = taker();
   item.slot_ = slot;

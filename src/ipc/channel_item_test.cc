@@ -242,6 +242,27 @@ TEST(ChannelItem, AnItemThatAnOpFailedToWriteIsDroppedAndSaysWhy) {
   EXPECT_EQ(value_of(*channel.receive(0s)), 3);
 }
 
+// Memory that was imported by its address does not keep the item.
+TEST(ChannelItem, AnOpThatFailsAfterItsItemDoesNotSpoilTheNextItem) {
+  const api::Channel channel = make(1);
+  std::optional<api::Item> item = channel.loan(0s);
+  // One element more than the field, so that no array of the item can lend it.
+  auto* const at = static_cast<int64_t*>(item->array(0).data());
+  const api::Array imported = api::Array::borrow(at, {kCount + 1});
+  std::atomic<bool> may_fail{false};
+  const api::Op op = api::push(
+      [&](api::View<int64_t, 1>) {
+        while (!may_fail) std::this_thread::yield();
+        throw std::runtime_error("no data");
+      },
+      api::write(imported));
+  item.reset();
+  may_fail = true;
+  EXPECT_EQ(code_of([&] { op.wait(); }), TENON_ERR_OP);
+  put(channel, 3);
+  EXPECT_EQ(value_of(*channel.receive(0s)), 3);
+}
+
 TEST(ChannelItem, AnOpThatFailsBesideASendIsSeen) {
   const api::Channel channel = make(2);
   int n_sent = 0;
