@@ -237,8 +237,8 @@ TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeou
                                           tenon_item** out, tenon_error* error);
 /* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
  * item is not a loan of this process, or was sent, maybe by another thread), LEASE_ESCAPED (a view of it is
- * open, or a lease or an op uses it) and OP (an op failed to write it): the loan is then dropped. TIMEOUT:
- * may be called again. Release the item in any case, after the call. */
+ * open, or a lease or an op uses it) and OP (an op failed to write it): the loan cannot be sent any more.
+ * TIMEOUT: may be called again. Release the item in any case, after the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
 /* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died and no item is

@@ -246,6 +246,15 @@ bool has_room(const Headroom& room, uint64_t nbytes) {
   return room.nbytes >= nbytes + std::min(kMargin, nbytes);
 }
 
+// False: errno says why.
+bool allocate(const File& file, size_t offset, size_t nbytes) noexcept {
+  int result = 0;
+  do {
+    result = fallocate(file.fd(), 0, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
 }  // namespace
 
 void check_room(size_t nbytes, const std::string& what) {
@@ -262,11 +271,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
     room = headroom();
     const uint64_t rest = done == 0 ? nbytes : step;  // first all of it, so that little is committed in vain
     if (!has_room(room, rest)) break;
-    int result = 0;
-    do {
-      result = fallocate(file.fd(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(step));
-    } while (result != 0 && errno == EINTR);
-    if (result != 0) {
+    if (!allocate(file, offset + done, step)) {
       error = errno;
       room.limit = concat("the system says '", system_text(error), "', and ", room.limit);
       break;
@@ -280,7 +285,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
 }
 
 bool try_commit(const File& file, size_t offset, size_t nbytes) noexcept {
-  return fallocate(file.fd(), 0, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
+  return nbytes <= kStep && allocate(file, offset, nbytes);
 }
 
 void discard(const File& file, size_t offset, size_t nbytes) noexcept {

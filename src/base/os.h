@@ -53,8 +53,8 @@ size_t size_of(const File& file);  // fails with kSystem
 // empty then. what: for the message.
 void commit(const File& file, size_t offset, size_t nbytes, const std::string& what);
 
-// The same in one call, without the check, a message or the heap: a fork beside it does not hold it up.
-// False: the range is as it was.
+// The same without the check, a message or the heap, so that it does not wait for a fork beside it. False:
+// the range is as it was. It is larger than commit() takes without a further check, or there is no memory.
 bool try_commit(const File& file, size_t offset, size_t nbytes) noexcept;
 
 // Whether so much can be committed now, as commit() checks before. Fails with kNoMemory.

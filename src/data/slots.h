@@ -100,7 +100,8 @@ class Slots {
   // promised, in the check of create(). Fails with kNoMemory (the message has the numbers).
   void take_memory(int32_t slot);
   // The same for a slot that a worker process fills, right after create(), which has checked the room. Does
-  // not use the heap, whose locks a fork holds. On failure nothing changes: take_memory() says why.
+  // not use the heap, whose locks a fork holds. Leaves a slot to take_memory() if it is large
+  // (os::try_commit) or there is no memory.
   void try_take_memory(int32_t slot) noexcept;
 
   // A slot that replaces a taken one, which is not given back for a long time. kNone: there are no more.

@@ -156,6 +156,14 @@ TEST(Slots, MemoryIsTakenAheadOfItsUseOnce) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST(Slots, ALargeSlotIsNotTakenAhead) {
+  const Ref<Slots> slots = Slots::create(plan_with_control(1, size_t{65} << 20));
+  slots->try_take_memory(0);
+  struct stat status{};
+  ASSERT_EQ(fstat(slots->file().fd(), &status), 0);
+  EXPECT_EQ(static_cast<size_t>(status.st_blocks) * 512, kPage) << "the page of the control";
+}
+
 TEST(Slots, MemoryThatCouldNotBeTakenAheadIsTakenAgain) {
   const Ref<Slots> slots = Slots::create(plan_with_control(1, kPage));
   const auto in_child = [&] {

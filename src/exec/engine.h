@@ -60,8 +60,6 @@ class Engine {
 
   // The home of ops that use no memory, so that forks and waits for all ops find them.
   Home& loose_home() noexcept { return loose_home_; }
-  // Of recordings whose bodies write nothing.
-  Home& recordings_home() noexcept { return recordings_home_; }
 
   // For ops and waits.
   Executor& executor();
@@ -102,8 +100,6 @@ class Engine {
 
   Queue loose_;
   Home loose_home_{&loose_};
-  Queue recordings_;
-  Home recordings_home_{&recordings_};
 
   // Pushers and workers write to separate cache lines.
   alignas(64) std::atomic<uint64_t> pushed_{0};

@@ -110,10 +110,15 @@ bool Recording::is_new(const void* object) noexcept {
 void Recording::prepare() {
   std::vector<StepUse> claims = graph_.claims();
   const auto is_write = [](const StepUse& claim) { return claim.access == Access::kWrite; };
-  claims_itself_ = std::none_of(claims.begin(), claims.end(), is_write);
-  // Overwritten, because a failure of one op does not concern the next.
-  if (claims_itself_)
-    claims.push_back({&Engine::instance().recordings_home(), own_extent(), Access::kWrite, true});
+  if (std::none_of(claims.begin(), claims.end(), is_write)) {
+    // The end of a queue takes long if many are listed, so a recording has one only if it needs it. It is
+    // listed now, so that the first op is appended as the later ones.
+    turn_ = std::make_unique<Turn>();
+    turn_->queue.lock.lock();
+    turn_->queue.lock.unlock();
+    // Overwritten, because a failure of one op does not concern the next.
+    claims.push_back({&turn_->home, Extent(), Access::kWrite, true});
+  }
   // In the order of their queues, so that append() need not sort the parts. The queues are read once: a home
   // may get another one meanwhile.
   std::vector<std::pair<const Queue*, const StepUse*>> sorted;
@@ -214,10 +219,8 @@ void Recording::end_op(const Op& op) noexcept {
 
 void Recording::drop(void* context) {
   auto& self = *static_cast<Recording*>(context);
-  Home& home = Engine::instance().recordings_home();
-  if (self.claims_itself_ &&
-      home.load(std::memory_order_relaxed)->has_failures.load(std::memory_order_relaxed))
-    (void)clear_failures(home, self.own_extent(), nullptr);
+  if (self.turn_ != nullptr && self.turn_->queue.has_failures.load(std::memory_order_relaxed))
+    (void)clear_failures(self.turn_->home, Extent(), nullptr);
   self.release();
 }
 

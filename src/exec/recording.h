@@ -33,8 +33,8 @@ struct RecordedBody {
 
 // Counted: the owners of handles, and each op until it is done.
 // Threads: one at a time until the first make_op() has returned; then any.
-// Invariant: its ops run one after another, because each claims bytes for writing: those that its bodies
-// write or, if they write none, those of the recording itself.
+// Invariant: its ops run one after another, because each claims for writing what its bodies write or, if they
+// write nothing, a queue of the recording.
 class Recording final : public Bodies {
  public:
   // What the recording keeps: drop(object) is called once, when the last owner is gone.
@@ -97,6 +97,10 @@ class Recording final : public Bodies {
    private:
     Recording& recording_;
   };
+  struct Turn {
+    Queue queue;
+    Home home{&queue};
+  };
   class InOp;
   struct Runner;
   // The parts of an op, one for each claim, which follow in memory.
@@ -115,10 +119,6 @@ class Recording final : public Bodies {
   void keep_parts(Parts* first, Parts* last) noexcept;
   const char* copy(const char* text, const char* last);
   BodyTexts texts_of(uint32_t step) const noexcept;
-  Extent own_extent() const noexcept {
-    const auto begin = reinterpret_cast<uintptr_t>(this);
-    return {begin, begin + sizeof *this};
-  }
   void prepare();
   void start_anew() noexcept;
   static void run(void* context, Op* op);
@@ -153,7 +153,7 @@ class Recording final : public Bodies {
   // Written by the first make_op(), then constant.
   bool is_prepared_ = false;
   uint32_t n_threads_ = 0;       // that may run steps
-  bool claims_itself_ = false;   // because its bodies write nothing
+  std::unique_ptr<Turn> turn_;   // of bodies that write nothing
   std::vector<StepUse> claims_;  // in the order of their queues
   std::vector<uint32_t> roots_;  // steps that wait for no other
   std::vector<uint32_t> edges_;  // the steps that wait for each step, one after the other

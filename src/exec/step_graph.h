@@ -45,9 +45,9 @@ class StepGraph {
   }
 
   // What all steps use together. First extents that do not overlap, each with the strongest access of its
-  // bytes, which count as overwritten if their first step overwrites them. Then each use that is not inside
-  // of one of these, so that the step finds one claim under which it can act; it counts as overwritten,
-  // because the first claims say which of its bytes must hold a value. Throws std::bad_alloc.
+  // bytes, which count as overwritten if their first step overwrites them. Then uses, such that each step
+  // finds one claim for each of its uses, under which it can act; they count as overwritten, because the
+  // first claims say which of their bytes must hold a value. Throws std::bad_alloc.
   std::vector<StepUse> claims() const;
 
  private:
@@ -69,7 +69,7 @@ class StepGraph {
   struct Bytes {
     StepUse claim;
     uint32_t first_step;
-    bool is_used_as_whole = false;  // by a step
+    bool is_used_as_whole = false;  // by a step, and uses_ does not have it
     uint32_t writer = kNone;        // the last step that writes them
     uint32_t readers =
         kNone;  // the steps that have read them since, newest first; parts of a split share them

@@ -139,7 +139,7 @@ void Channel::open_slots() {
     memory.data = memory.extent = slots.data() + i * nbytes;
     slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
   }
-  cleared_in_.resize(plan_.slots);
+  taken_in_.resize(plan_.slots);
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
@@ -283,26 +283,19 @@ bool Channel::drop_dead_holders() noexcept {
 
 // Takes the slot for an item. To write, it requires that no living process uses the slot. False: code of this
 // process still uses it. Fails with kLeaseConflict (this is a forked child with a view of the slot).
-bool Channel::hold(Item& item, uint32_t slot, bool is_readonly, const char* site) {
+bool Channel::hold(Item& item, uint32_t slot, bool is_readonly) {
   Storage& storage = storage_of(slot);
   if (storage.is_used()) {
     check_inherited_views(*slots_[slot]);
     return false;
   }
-  if (std::exchange(cleared_in_[slot], ForkMark::current()) != ForkMark::current()) {
-    // The process that has forked this one may have left it arrays of an item, which must not use this item.
-    Storage::end_parts(storage, Item::release_array);
-  }
-  // Of an earlier item: in the process that has forked this one, or of memory that was imported by its
-  // address, whose op may end after the item.
-  if (storage.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
-    (void)clear_failures(storage.home(), storage.extent(), nullptr);
+  const uint64_t process = ForkMark::current();
+  // The process that has forked this one may have left it arrays of an item, which must not use this item.
+  if (std::exchange(taken_in_[slot], process) != process) Storage::end_parts(storage, Item::release_array);
   set_bit(slot_states_[slot].holders, segment_->participant().index());
   item.taker_ = taker();
   item.slot_ = slot;
   item.is_readonly_ = is_readonly;
-  if (trace::is_on()) [[unlikely]]
-    item.begin_span(site);
   return true;
 }
 
@@ -313,9 +306,9 @@ void Channel::give_back(Item& item) noexcept {
   clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
 }
 
-// Gives back a loan that is to be sent, and refuses all later uses of its arrays: when this process has the
-// slot again, they must not use its next item. False: a view, a lease or an op of this process uses the slot,
-// or (with the failure) an op has failed to write it.
+// Gives back a loan that is to be sent, and refuses all later uses of the arrays that it made: when this
+// process has the slot again, they must not use its next item. False: a view, a lease or an op of this
+// process uses the slot, or (with the failure) an op has failed to write it.
 bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
   Storage& slot = storage_of(item.slot_);
   item.has_ended_.store(true, std::memory_order_relaxed);
@@ -333,13 +326,13 @@ bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
   return true;
 }
 
-bool Channel::try_loan(Item& item, const Deadline& deadline, const char* site) {
+bool Channel::try_loan(Item& item, const Deadline& deadline) {
   const TimedLock lock(state_->mutex, deadline, "lend from the channel");
   take_role(kProducer);
-  return try_to_lend(item, site);
+  return try_to_lend(item);
 }
 
-bool Channel::try_to_lend(Item& item, const char* site) {
+bool Channel::try_to_lend(Item& item) {
   const uint32_t newest = plan_.mode == ChannelMode::kLatest ? newest_slot() : kNoSlot;
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? ends_.least_cursor() : 0;
   const auto is_spare = [&](uint32_t i) {
@@ -350,7 +343,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   };
   const auto try_slot = [&](uint32_t i) {
     // In this order: no item is lost if the slot is refused or the process dies here.
-    if (is_held(i) || !hold(item, i, false, site)) return false;
+    if (is_held(i) || !hold(item, i, false)) return false;
     publish(slot_states_[i].sequence, uint64_t{0});
     prefetch_to_write(slots_[i]->data());  // the caller fills it next
     return true;
@@ -370,7 +363,7 @@ bool Channel::try_to_lend(Item& item, const char* site) {
   }
   // So that add_lives() finds none. And dead consumers do not receive the items of a broadcast.
   const bool has_changed = drop_dead_holders();
-  return (ends_.end_dead() || has_changed) && try_to_lend(item, site);
+  return (ends_.end_dead() || has_changed) && try_to_lend(item);
 }
 
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
@@ -409,7 +402,7 @@ bool Channel::is_still_empty() const noexcept {
   return are_alive;
 }
 
-bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site) {
+bool Channel::try_receive(Item& item, const Deadline& deadline) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
   ChannelEnd& end = ends_.own();
@@ -417,7 +410,7 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, const char* site
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
-    if (hold(item, slot, !is_queue, site)) {
+    if (hold(item, slot, !is_queue)) {
       const uint64_t sequence = look(slot_states_[slot].sequence);
       item.sequence_.store(sequence, std::memory_order_relaxed);
       if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
@@ -610,13 +603,17 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   prefetch_to_write(&state_->mutex);
   prefetch_to_write(&slot_states_[0]);  // the first that try_to_lend() tries
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_loan(*item, deadline, site); };
+  const auto attempt = [&] { return try_loan(*item, deadline); };
   if (plan_.when_full == WhenFull::kRaise) {
-    if (attempt() || try_once_more(state_->room, attempt)) return item;
+    if (attempt() || try_once_more(state_->room, attempt)) {
+      item->begin(site);
+      return item;
+    }
     throw_error(Code::kLeaseConflict, "all ", plan_.slots,
                 " slots of the channel are in use: receive or drop items, or create it with more slots");
   }
   if (!wait(state_->room, loan_budget_, deadline, "lend from", attempt)) return {};
+  item->begin(site);
   return item;
 }
 
@@ -657,8 +654,9 @@ Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
   prefetch_item();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_receive(*item, deadline, site); };
+  const auto attempt = [&] { return try_receive(*item, deadline); };
   if (!wait(state_->items, receive_budget_, deadline, "receive from", attempt)) return {};
+  item->begin(site);
   return item;
 }
 
@@ -675,14 +673,19 @@ bool Channel::wait_for_item(const Deadline& deadline) {
 
 Item::~Item() {
   const bool has_slot = taker_ != 0;
-  if (has_slot && taker_ == channel_->taker()) {
-    end_span();
-    Storage& slot = channel_->storage_of(slot_);
-    if (slot.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
-      (void)clear_failures(slot.home(), slot.extent(), nullptr);  // they do not concern the next item
-  }
+  if (has_slot && taker_ == channel_->taker()) end_span();
   channel_->give_back(*this);
   if (has_slot) signal_event(channel_->state_->room);
+}
+
+// Before the caller has it, and without the mutex: a hook may get a failure that no caller has seen.
+void Item::begin(const char* site) noexcept {
+  // Of an earlier item, whose op may have ended after the item if its memory was imported by its address.
+  Storage& slot = channel_->storage_of(slot_);
+  if (slot.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+    (void)clear_failures(slot.home(), slot.extent(), nullptr);
+  if (trace::is_on()) [[unlikely]]
+    begin_span(site);
 }
 
 void Item::begin_span(const char* site) noexcept {

@@ -122,13 +122,13 @@ class Channel {
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
   bool drop_dead_holders() noexcept;
-  bool hold(Item& item, uint32_t slot, bool is_readonly, const char* site);
+  bool hold(Item& item, uint32_t slot, bool is_readonly);
   void give_back(Item& item) noexcept;
   bool end_uses(Item& item, Ref<Failure>* failure) noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
-  bool try_loan(Item& item, const Deadline& deadline, const char* site);
-  bool try_to_lend(Item& item, const char* site);
-  bool try_receive(Item& item, const Deadline& deadline, const char* site);
+  bool try_loan(Item& item, const Deadline& deadline);
+  bool try_to_lend(Item& item);
+  bool try_receive(Item& item, const Deadline& deadline);
   void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
@@ -154,8 +154,8 @@ class Channel {
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
-  Gate* gate_ = nullptr;              // of the slots
-  std::vector<uint64_t> cleared_in_;  // by slot: ForkMark of the process that has used it; under the mutex
+  Gate* gate_ = nullptr;            // of the slots
+  std::vector<uint64_t> taken_in_;  // by slot: ForkMark of the process that took it last; under the mutex
   ChannelEnds ends_;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
@@ -193,6 +193,7 @@ class Item {
  private:
   friend class Channel;
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
+  void begin(const char* site) noexcept;
   [[gnu::cold]] void begin_span(const char* site) noexcept;
   void end_span() noexcept {
     trace::close(std::exchange(span_, trace::kNoSpan), trace::key_of(this), trace::SpanOutcome::kDone);

@@ -406,25 +406,14 @@ TEST(Channel, AProcessThatCannotHaveASlotDropsNothing) {
   std::optional<api::Array> array = received->array(0);
   std::optional<api::HostView> view;
   view.emplace(*array, api::Access::kRead);
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    char go = 0;
-    if (::read(ends[0], &go, 1) != 1) _exit(2);
-    _exit(try_loan(channel) == TENON_ERR_LEASE_CONFLICT ? 0 : 1);
-  }
-  view.reset();
-  array.reset();
-  received.reset();
-  put(channel, 2);
-  EXPECT_EQ(::write(ends[1], "x", 1), 1);
-  int status = 0;
-  ASSERT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_EQ(status, 0);
+  const auto before = [&] {
+    view.reset();
+    array.reset();
+    received.reset();
+    put(channel, 2);
+  };
+  EXPECT_EQ(status_of_forked(before, [&] { return try_loan(channel); }), TENON_ERR_LEASE_CONFLICT);
   EXPECT_EQ(take(channel), 2);
-  close(ends[0]);
-  close(ends[1]);
 }
 
 // The next process gets the place of the dead one in the segment, and must not inherit its slots.
@@ -449,53 +438,25 @@ TEST(Channel, AProcessInThePlaceOfADeadOneHoldsNoneOfItsSlots) {
   }
 }
 
-TEST(Channel, AForkedChildMayNotUseTheItemsOfItsParent) {
-  const api::Channel channel = make(2);
-  api::Item loan = channel.loan(0s);
-  const api::Array array = loan.array(0);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    const auto is_refused = [](const api::Array& x) {
-      return code_of([&] { const api::HostView view(x, api::Access::kWrite); }) == TENON_ERR_LEASE_CONFLICT &&
-             code_of([&] { const api::Lease lease(x, api::Access::kWrite, 0, 0s); }) ==
-                 TENON_ERR_LEASE_CONFLICT;
-    };
-    _exit(is_refused(array) && is_refused(loan.array(0)) ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_EQ(status, 0);
-  fill(loan, 1);
-}
-
 // It releases what it inherits when its parent has, and uses the same slots.
 TEST(Channel, AForkedChildSendsThroughTheSlotsOfItemsThatItInherits) {
   const api::Channel channel = make(1);
   put(channel, 1);
   std::optional<api::Item> received = channel.receive(0s);
   std::optional<api::Array> array = received->array(0);
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    char go = 0;
-    if (::read(ends[0], &go, 1) != 1) _exit(2);
-    const tenon_status status = code_of([&] {
+  const auto before = [&] {
+    array.reset();
+    received.reset();
+  };
+  const auto child = [&] {
+    return code_of([&] {
       api::Item item = channel.loan(kPatience);
       fill(item, 2);
       item.send();
     });
-    _exit(status == TENON_OK ? 0 : 1);
-  }
-  array.reset();
-  received.reset();
-  EXPECT_EQ(::write(ends[1], "x", 1), 1);
-  int status = 0;
-  ASSERT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_EQ(status, 0);
+  };
+  EXPECT_EQ(status_of_forked(before, child), TENON_OK);
   EXPECT_EQ(take(channel), 2);
-  close(ends[0]);
-  close(ends[1]);
 }
 
 TEST(Channel, ThreadsOfOneProcessShareWhatComes) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -67,6 +68,24 @@ inline tenon_status try_receive(const api::Channel& channel) {
   const tenon_status status =
       code_of([&] { closed = channel.receive(0s).has_value() ? TENON_OK : TENON_ERR_CLOSED; });
   return status != TENON_OK ? status : closed;
+}
+
+// Forks a child that runs when `before` has returned in this process. Returns its exit status: child().
+template <class Before, class Child>
+int status_of_forked(Before before, Child child) {
+  int ends[2];
+  if (pipe(ends) != 0) return -1;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    char go = 0;
+    _exit(::read(ends[0], &go, 1) == 1 ? child() : 255);
+  }
+  before();
+  int status = 0;
+  const bool has_run = ::write(ends[1], "x", 1) == 1 && waitpid(pid, &status, 0) == pid;
+  close(ends[0]);
+  close(ends[1]);
+  return has_run && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 struct Case {

@@ -5,9 +5,9 @@
 
 namespace tenon::impl {
 
-bool SlotGate::is_possessed(Access access, const Extent& extent) const noexcept {
+Gate::Right SlotGate::right_to(Access access, const Extent& extent) const noexcept {
   const uint32_t self = segment().participant().index();
-  if (self == Participant::kNone || slots_.count == 0) return false;
+  if (self == Participant::kNone || slots_.count == 0) return Right::kNone;
   const auto begin = reinterpret_cast<uintptr_t>(slots_.data);
   const auto slot_of = [&](uintptr_t address) {
     const uint64_t slot = address <= begin ? 0 : (address - begin) / slots_.nbytes;
@@ -15,18 +15,18 @@ bool SlotGate::is_possessed(Access access, const Extent& extent) const noexcept 
   };
   for (uint32_t i = slot_of(extent.begin); i <= slot_of(std::max(extent.begin + 1, extent.end) - 1); ++i) {
     const ChannelSlot& slot = slots_.states[i];
-    if (!has_bit(slot.holders, self)) return false;
+    if (!has_bit(slot.holders, self)) return Right::kNone;
     // In the mode for one consumer, a slot that a process holds has no number.
-    if (access == Access::kWrite && look(slot.sequence) != 0) return false;
+    if (access == Access::kWrite && look(slot.sequence) != 0) return Right::kNone;
   }
-  return true;
+  return Right::kHeld;
 }
 
 bool SlotGate::enter(const Request& request, RequestPart& part, const Deadline&,
                      Conflict* conflict) noexcept {
   // The grant will be shared by all of these. Between them may be slots that this process does not hold.
   for (const RequestPart& e : request.parts) {
-    if (e.queue != part.queue || !e.needs_grant || is_possessed(e.access, e.extent)) continue;
+    if (e.queue != part.queue || !e.needs_grant || right_to(e.access, e.extent) == Right::kHeld) continue;
     conflict->reason = Conflict::Reason::kNotHeld;
     return false;
   }

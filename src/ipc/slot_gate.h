@@ -29,10 +29,7 @@ class SlotGate final : public ProcessLock {
   bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
              Conflict* conflict) noexcept override;
   Appended submit(Request& request, RequestPart& part, Conflict* conflict) noexcept override;
-  bool is_possessed(Access access, const Extent& extent) const noexcept override;
-  bool refuses(Access access, const Extent& extent) const noexcept override {
-    return !is_possessed(access, extent);
-  }
+  Right right_to(Access access, const Extent& extent) const noexcept override;
   bool cancel(RequestPart&) noexcept override { return false; }
   void share(GrantId) noexcept override {}
   void leave(GrantId, bool has_written) noexcept override {
@@ -51,7 +48,7 @@ class SlotGate final : public ProcessLock {
 
  private:
   const Slots slots_;
-  std::atomic<uint64_t> writes_{0};  // of this process
+  std::atomic<uint64_t> writes_{0};  // of this process, to all slots
 };
 
 }  // namespace tenon::impl

@@ -28,7 +28,7 @@ struct Asked {
 Asked asked_of(const Request& request, const RequestPart& part) noexcept;
 
 // One for each shared storage. Lives as long as the process.
-// Threads: any. Only is_possessed(), refuses() and share() may be called with the lock of a queue held.
+// Threads: any. Only right_to() and share() may be called with the lock of a queue held.
 class Gate {
  public:
   // Waits until this process may use the bytes of asked_of(request, part), then sets part.grant, with one
@@ -45,11 +45,13 @@ class Gate {
   // Takes back a part that waits after submit(). False: arrive_at_gates() runs, or will run at once.
   virtual bool cancel(RequestPart& part) noexcept = 0;
 
-  // This process may use these bytes for such an access without a request, so ordinary code may act. Its
-  // grant is kUncountedGrant then. Called with the lock of a queue held.
-  virtual bool is_possessed(Access, const Extent&) const noexcept { return false; }
-  // No such request can pass now, however long it waits. Called with the lock of a queue held.
-  virtual bool refuses(Access, const Extent&) const noexcept { return false; }
+  // The right of this process to such an access to these bytes. Called with the lock of a queue held.
+  enum class Right : uint8_t {
+    kByRequest,  // a request must pass
+    kHeld,       // ordinary code may act, and each request passes: the grant is kUncountedGrant
+    kNone,       // no request passes, however long it waits
+  };
+  virtual Right right_to(Access, const Extent&) const noexcept { return Right::kByRequest; }
 
   // Adds a reference to a grant.
   virtual void share(GrantId grant) noexcept = 0;

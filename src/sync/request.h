@@ -24,7 +24,7 @@ struct View;
 // a count of references, one for each part and view that relies on it.
 using GrantId = uint32_t;
 constexpr GrantId kNoGrant = 0;
-// Of memory that this process possesses (Gate::is_possessed): it is not counted, so share() and disown() have
+// Of memory that this process possesses (Gate::Right::kHeld): it is not counted, so share() and disown() have
 // no effect, and leave() only notes a write.
 constexpr GrantId kUncountedGrant = UINT32_MAX;
 

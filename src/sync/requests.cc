@@ -88,7 +88,7 @@ struct Possession {
 };
 
 Possession possession_in(const Queue& queue, Access access, const Extent& extent) noexcept {
-  if (queue.gate()->is_possessed(access, extent)) return {kUncountedGrant};
+  if (queue.gate()->right_to(access, extent) == Gate::Right::kHeld) return {kUncountedGrant};
   if (RequestPart* const under = queue.detached_part_for(extent, access)) return {under->grant, under};
   const View* const view = queue.granted_view(access, extent);
   return {view != nullptr ? view->grant : kNoGrant};
@@ -133,8 +133,9 @@ bool is_undeclared(const Queue& queue) noexcept {
 
 // A request that its gate would refuse is not appended: a refused op leaves memory without a value.
 Appended check_gate(const RequestPart& part, Conflict* conflict) noexcept {
-  Gate* const gate = part.queue->gate();
-  if (gate == nullptr || !gate->refuses(part.access, part.extent)) return Appended::kGranted;
+  const Gate* const gate = part.queue->gate();
+  if (gate == nullptr || gate->right_to(part.access, part.extent) != Gate::Right::kNone)
+    return Appended::kGranted;
   return refuse(conflict, Conflict::Reason::kNotHeld, {});
 }
 
@@ -536,7 +537,7 @@ bool must_take_turn(const Queue& queue, const View& view, const RequestPart* con
          !queue.is_covered(current_actor(), false, view.access, view.extent);
 }
 
-// For gated memory.
+// For gated memory. With may_weaken the view may become one for reading.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Conflict* conflict) noexcept {
   *has = possession_in(queue, view.access, view.extent);
@@ -545,8 +546,8 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
     *has = possession_in(queue, view.access, view.extent);
   }
   if (has->grant != kNoGrant) return Appended::kGranted;
-  const bool is_refused = queue.gate()->refuses(view.access, view.extent);
-  return refuse(conflict, is_refused ? Conflict::Reason::kNotHeld : Conflict::Reason::kNoPossession, {});
+  const bool has_no_right = queue.gate()->right_to(view.access, view.extent) == Gate::Right::kNone;
+  return refuse(conflict, has_no_right ? Conflict::Reason::kNotHeld : Conflict::Reason::kNoPossession, {});
 }
 
 // Requires the lock of the queue.
