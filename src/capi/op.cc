@@ -144,14 +144,14 @@ void record(Recording& recording, const tenon_work& work, std::span<const tenon_
     describe(use, described);
     recording.add_use(described);
   }
-  recording.end_add(uses.size() + 1);
   for (const tenon_use& use : uses) {
     Array* const array = capi::unwrap(use.array);
     if (!recording.is_new(array)) continue;
-    array->retain();
     recording.keep({array, release_array});
+    array->retain();
   }
   if (work.drop != nullptr) recording.keep({work.context, work.drop});
+  recording.end_add();
   if ((flags_of(work) & TENON_NEEDS_LOCK) != 0) recording.set_needs_lock();
 }
 

@@ -84,23 +84,19 @@ void Recording::begin_add(const RecordedBody& body, const BodyTexts& texts) {
   }
   if (is_incomplete_) throw_error(Code::kNoMemory, "there was no memory for a body of the recording");
   is_incomplete_ = true;
-  const BodyTexts last = texts_.empty() ? BodyTexts{} : texts_.back().texts;
-  const BodyTexts copied{copy(texts.name, last.name), copy(texts.site, last.site)};
-  if (texts_.empty() || copied.name != last.name || copied.site != last.site)
+  const BodyTexts copied{copy(texts.name, last_texts_.name), copy(texts.site, last_texts_.site)};
+  if (copied.name != last_texts_.name || copied.site != last_texts_.site) {
     texts_.push_back({size(), copied});
-  bodies_.push_back(body);
+    last_texts_ = copied;
+  }
+  steps_.push_back({body});
   graph_.add_step();
-}
-
-void Recording::end_add(size_t n_kept) {
-  if (kept_.capacity() < kept_.size() + n_kept) kept_.reserve(2 * (kept_.size() + n_kept));
-  is_incomplete_ = false;
 }
 
 BodyTexts Recording::texts_of(uint32_t step) const noexcept {
   const auto behind = std::upper_bound(texts_.begin(), texts_.end(), step,
                                        [](uint32_t a, const TextsFrom& b) { return a < b.step; });
-  return std::prev(behind)->texts;
+  return behind != texts_.begin() ? std::prev(behind)->texts : BodyTexts{};
 }
 
 bool Recording::is_new(const void* object) noexcept {
@@ -128,16 +124,14 @@ void Recording::prepare() {
   if (!std::is_sorted(sorted.begin(), sorted.end())) std::sort(sorted.begin(), sorted.end());
   claims_.clear();
   for (const auto& [queue, claim] : sorted) claims_.push_back(*claim);
-  steps_ = std::make_unique<Step[]>(size());
   roots_.clear();
   edges_.clear();
   edges_.reserve(graph_.n_edges());
   for (uint32_t i = 0; i < size(); ++i) {
-    Step& step = steps_[i];
-    step.body = bodies_[i];
-    step.n_before = graph_.n_before(i);
     graph_.visit_after(i, [this](uint32_t after) { edges_.push_back(after); });
+    Step& step = steps_[i];
     step.edges_end = static_cast<uint32_t>(edges_.size());
+    step.n_before = graph_.n_before(i);
     if (step.n_before == 0) roots_.push_back(i);
   }
   n_threads_ = static_cast<uint32_t>(Engine::instance().concurrency()) + 1;  // and one that waits
@@ -147,8 +141,7 @@ void Recording::prepare() {
 
 // No op runs here: none has begun, or it runs in the parent of this process.
 void Recording::start_anew() noexcept {
-  for (uint32_t i = 0; i < size(); ++i)
-    steps_[i].waits_for.store(steps_[i].n_before, std::memory_order_relaxed);
+  for (Step& step : steps_) step.waits_for = step.n_before;
   ready_.store(kNone, std::memory_order_relaxed);
   new (&ready_lock_) SpinLock;
   is_helper_posted_.store(false, std::memory_order_relaxed);
@@ -370,11 +363,12 @@ void Recording::end_step(Runner* runner) noexcept {
   const Step& ended = steps_[runner->step];
   for (uint32_t i = runner->step != 0 ? (&ended)[-1].edges_end : 0; i < ended.edges_end; ++i) {
     Step& after = steps_[edges_[i]];
+    const std::atomic_ref<uint32_t> waits_for(after.waits_for);
     // pairs with: Recording::end_step, "what the steps before have written"
-    const bool is_last = after.waits_for.load(std::memory_order_acquire) == 1;
+    const bool is_last = waits_for.load(std::memory_order_acquire) == 1;
     // pairs with: Recording::end_step, "what the steps before have written"
-    if (!is_last && after.waits_for.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
-    after.waits_for.store(after.n_before, std::memory_order_relaxed);
+    if (!is_last && waits_for.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+    waits_for.store(after.n_before, std::memory_order_relaxed);
     if (runner->next == kNone) {
       runner->next = edges_[i];
     } else {

@@ -47,16 +47,14 @@ class Recording final : public Bodies {
   static Ref<Recording> create();
 
   // Adds a body, which runs once in each op, after the earlier bodies whose use of memory conflicts:
-  // begin_add(), add_use() for each use, and end_add(). texts are copied. Throw std::bad_alloc; begin_add()
-  // fails with kValue after the first make_op().
+  // begin_add(), add_use() for each use, keep() for each object, and end_add(). texts are copied. Throw
+  // std::bad_alloc; begin_add() fails with kValue after the first make_op().
   void begin_add(const RecordedBody& body, const BodyTexts& texts);
   void add_use(const StepUse& use) { graph_.use(use); }
-  // Makes room for n further objects to be kept.
-  void end_add(size_t n_kept);
+  void keep(const Kept& kept) { kept_.push_back(kept); }
+  void end_add() noexcept { is_incomplete_ = false; }
   // A body needs the lock of a language, so each op does (Request::kNeedsLock).
   void set_needs_lock() noexcept { needs_lock_ = true; }
-  // Requires room.
-  void keep(const Kept& kept) noexcept { kept_.push_back(kept); }
 
   // True at the first call with an object, and possibly at later ones.
   bool is_new(const void* object) noexcept;
@@ -79,13 +77,13 @@ class Recording final : public Bodies {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // A body and its state during an op.
+  // A body and its state during an op. All but the body is set by prepare().
   struct Step {
     RecordedBody body;
-    uint32_t n_before = 0;               // steps that it waits for
-    std::atomic<uint32_t> waits_for{0};  // unfinished ones; n_before when none of them has run
-    uint32_t next_ready = kNone;         // in the list of ready steps
-    uint32_t edges_end = 0;              // its edges begin where those of the step before end
+    uint32_t n_before = 0;        // steps that it waits for
+    uint32_t waits_for = 0;       // unfinished ones; n_before when none of them has run. Atomic during an op
+    uint32_t next_ready = kNone;  // in the list of ready steps
+    uint32_t edges_end = 0;       // its edges begin where those of the step before end
   };
   // Posted if there are ready steps that no thread runs: a thread that runs it takes some. Several threads
   // may run it at a time, or late: within a later op, or when there is none.
@@ -135,15 +133,16 @@ class Recording final : public Bodies {
   void fail_step(Runner* runner, const char* message) noexcept;
   void note_failure(Ref<Failure> failure) noexcept;
 
-  // Written by add(), then constant.
+  // Written by add(), then constant, but for the state of the steps.
   StepGraph graph_;
-  std::vector<RecordedBody> bodies_;
+  std::vector<Step> steps_;
   // The texts of the bodies from a number on, until the next entry.
   struct TextsFrom {
     uint32_t step;
     BodyTexts texts;
   };
   std::vector<TextsFrom> texts_;
+  BodyTexts last_texts_;
   std::vector<Kept> kept_;
   std::vector<std::unique_ptr<char[]>> copies_;  // of texts
   std::array<const void*, 256> recent_{};        // of is_new()
@@ -157,7 +156,6 @@ class Recording final : public Bodies {
   std::vector<StepUse> claims_;  // in the order of their queues
   std::vector<uint32_t> roots_;  // steps that wait for no other
   std::vector<uint32_t> edges_;  // the steps that wait for each step, one after the other
-  std::unique_ptr<Step[]> steps_;
 
   // Of the op that runs. A thread that has taken a step sees the step's op.
   Op* op_ = nullptr;

@@ -34,8 +34,9 @@ void record(Recording& recording, std::span<const Wanted> wanted, Body body, con
   };
   recording.begin_add({owned.get(), run}, {name, "here:2"});
   for (const StepUse& use : uses_of(wanted)) recording.add_use(use);
-  recording.end_add(1);
-  recording.keep({owned.release(), [](void* context) { delete static_cast<Body*>(context); }});
+  recording.keep({owned.get(), [](void* context) { delete static_cast<Body*>(context); }});
+  (void)owned.release();
+  recording.end_add();
 }
 
 // Records work that ends when it returns.

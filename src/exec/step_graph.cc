@@ -27,7 +27,9 @@ void StepGraph::use_some(uint32_t step, const StepUse& use) {
     return bytes_.emplace_hint(std::next(at), address, rest);
   };
   const auto [begin, end] = use.extent;
-  auto at = bytes_.upper_bound(begin);
+  auto at = bytes_.end();
+  // Arrays that were made one after another often lie so: no search then.
+  if (at != bytes_.begin() && std::prev(at)->first > begin) at = bytes_.upper_bound(begin);
   if (at != bytes_.begin() && std::prev(at)->second.claim.extent.end > begin) {
     --at;
     if (at->first < begin) at = split(at, begin);
