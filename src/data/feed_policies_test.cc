@@ -59,6 +59,14 @@ Ref<Schema> large_schema() {
   return Schema::make({&field, 1});
 }
 
+// False: not within ten seconds.
+template <class Condition>
+bool comes_true(Condition is_true) {
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  while (!is_true() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return is_true();
+}
+
 enum class What {
   kFill,
   kCode,
@@ -240,8 +248,10 @@ TEST_F(Processes, StartWhileTheFirstSlotTakesItsMemory) {
   g.start = [](void*, int32_t, const char* link, int64_t*, char*, size_t) {
     struct stat status{};
     const int file = WorkerLink::parse(link).fd;
-    while (fstat(file, &status) == 0 && status.st_blocks * 512 < kLargeNbytes) std::this_thread::yield();
-    return 7;
+    const auto has_memory = [&] {
+      return fstat(file, &status) == 0 && status.st_blocks * 512 >= kLargeNbytes;
+    };
+    return comes_true(has_memory) ? 7 : 8;
   };
   try {
     const Feed feed(g, large_schema(), options(1, 1));
@@ -261,7 +271,8 @@ TEST_F(Processes, FillSlotsThatTheFeedMapsMeanwhile) {
   Feed feed(g, large_schema(), options(1, 1));
   feed.begin();
   const tenon_feed_statistics s = feed.statistics();
-  while (count_mapped_pages(s.memory, s.slot_nbytes) < s.slot_nbytes / kPage) std::this_thread::yield();
+  const auto is_mapped = [&] { return count_mapped_pages(s.memory, s.slot_nbytes) == s.slot_nbytes / kPage; };
+  EXPECT_TRUE(comes_true(is_mapped));
   source_.at = 0;
   const Ref<Batch> batch = next(feed);
   const auto* const bytes = static_cast<const std::byte*>(batch->array(0)->data());
@@ -407,7 +418,7 @@ TEST_F(Processes, EndWithTheirParent) {
     std::fclose(file);
     return state != 'Z' && state != 'X';
   };
-  while (lives(pids[0]) || lives(pids[1])) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(comes_true([&] { return !lives(pids[0]) && !lives(pids[1]); }));
   close(ends[0]);
   close(ends[1]);
 }
