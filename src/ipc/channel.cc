@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 256;
 constexpr uint32_t kMostSlots = 4095;
-constexpr uint32_t kNoSlot = UINT32_MAX;
+constexpr uint32_t kNoSlot = SentItems::kNoSlot;
 constexpr uint64_t kIsEmpty = uint64_t{1} << 32;
 // A process that dies as it takes a role, before it signals, is noticed after this time at the latest.
 constexpr int64_t kLookAtEndsMs = 20;
@@ -126,6 +126,7 @@ void Channel::open_slots() {
   slot_states_ = reinterpret_cast<ChannelSlot*>(state_ + 1);
   segment_ = &Segments::instance().writable_segment_of(*memory_);
   ends_ = ChannelEnds(*segment_, *state_);
+  sent_ = SentItems(*state_, {slot_states_, plan_.slots});
   const uint64_t nbytes = slot_nbytes_of(fields_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
@@ -194,61 +195,6 @@ void Channel::take_role(ChannelRole role) {
 bool Channel::has_ended() const noexcept {
   return look(state_->closings) > seen_closings_.load(std::memory_order_relaxed) &&
          ends_.count(kProducer) == 0;
-}
-
-// The slot of one of the last plan_.slots items; kNoSlot: it was not sent, or is not in its slot any more.
-uint32_t Channel::slot_of(uint64_t sequence) const noexcept {
-  const auto has_item = [&](uint32_t slot) {
-    return slot < plan_.slots && look(slot_states_[slot].sequence) == sequence;
-  };
-  const bool is_last = sequence == look(state_->last_sequence);
-  if (is_last) {
-    if (const uint32_t recent = look(state_->recent_slot); has_item(recent)) return recent;
-  }
-  const uint32_t slot = look(slot_states_[sequence % plan_.slots].slot_of_item);
-  return has_item(slot) ? slot : kNoSlot;
-}
-
-// The slot with the oldest item after this one. Compares all slots only if it may be older than the last
-// plan_.slots items.
-uint32_t Channel::next_slot(uint64_t after) const noexcept {
-  const uint64_t gone = look(state_->gone_up_to), last = look(state_->last_sequence);
-  const uint64_t begin = std::max(after, gone);
-  uint32_t found = kNoSlot;
-  uint64_t least = last + 1;
-  if (last - begin <= plan_.slots) {
-    for (uint64_t sequence = begin + 1; sequence <= last && found == kNoSlot; ++sequence) {
-      found = slot_of(sequence);
-      if (found != kNoSlot) least = sequence;
-    }
-  } else {
-    for (uint32_t i = 0; i < plan_.slots; ++i) {
-      const uint64_t sequence = look(slot_states_[i].sequence);
-      if (sequence <= begin || sequence >= least) continue;
-      least = sequence;
-      found = i;
-    }
-  }
-  if (after <= gone && least - 1 > gone) publish(state_->gone_up_to, least - 1);
-  return found;
-}
-
-// The slot with the newest item; kNoSlot: none. state_->last_sequence may be the number of an item that was
-// never sent.
-uint32_t Channel::newest_slot() const noexcept {
-  const uint64_t last = look(state_->last_sequence);
-  for (uint64_t sequence = last; sequence > 0 && last - sequence < plan_.slots; --sequence) {
-    if (const uint32_t slot = slot_of(sequence); slot != kNoSlot) return slot;
-  }
-  uint32_t found = kNoSlot;
-  uint64_t newest = 0;
-  for (uint32_t i = 0; i < plan_.slots; ++i) {
-    const uint64_t sequence = look(slot_states_[i].sequence);
-    if (sequence <= newest) continue;
-    newest = sequence;
-    found = i;
-  }
-  return found;
 }
 
 // A process that lives uses the slot. Does not require the mutex.
@@ -333,7 +279,7 @@ bool Channel::try_loan(Item& item, const Deadline& deadline) {
 }
 
 bool Channel::try_to_lend(Item& item) {
-  const uint32_t newest = plan_.mode == ChannelMode::kLatest ? newest_slot() : kNoSlot;
+  const uint32_t newest = plan_.mode == ChannelMode::kLatest ? sent_.newest() : kNoSlot;
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? ends_.least_cursor() : 0;
   const auto is_spare = [&](uint32_t i) {
     const uint64_t sequence = look(slot_states_[i].sequence);
@@ -355,7 +301,7 @@ bool Channel::try_to_lend(Item& item) {
   const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
                         (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
   if (may_drop && plan_.mode != ChannelMode::kLatest) {
-    for (uint32_t i = next_slot(0); i != kNoSlot; i = next_slot(look(slot_states_[i].sequence))) {
+    for (uint32_t i = sent_.next(0); i != kNoSlot; i = sent_.next(look(slot_states_[i].sequence))) {
       if (!try_slot(i)) continue;
       (void)add(state_->dropped, uint64_t{1});
       return true;
@@ -369,8 +315,8 @@ bool Channel::try_to_lend(Item& item) {
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
 uint32_t Channel::slot_to_receive() const noexcept {
   const uint64_t cursor = look(ends_.own().cursor);
-  if (plan_.mode != ChannelMode::kLatest) return next_slot(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
-  const uint32_t newest = newest_slot();
+  if (plan_.mode != ChannelMode::kLatest) return sent_.next(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
+  const uint32_t newest = sent_.newest();
   return newest != kNoSlot && look(slot_states_[newest].sequence) > cursor ? newest : kNoSlot;
 }
 
@@ -627,13 +573,7 @@ void Channel::send(Item& item) {
     if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
       throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
     }
-    if (end_uses(item, &failure)) {
-      const uint64_t sequence = look(state_->last_sequence) + 1;
-      publish(state_->last_sequence, sequence);
-      publish(slot_states_[sequence % plan_.slots].slot_of_item, item.slot_);
-      publish(slot_states_[item.slot_].sequence, sequence);
-      item.sequence_.store(sequence, std::memory_order_relaxed);
-    }
+    if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
   }
   if (failure) throw OpFailure(failure);
   if (item.sequence() == 0) {

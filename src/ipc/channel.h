@@ -23,6 +23,7 @@
 #include "ipc/channel_state.h"
 #include "ipc/fields.h"
 #include "ipc/segments.h"
+#include "ipc/sent_items.h"
 
 namespace tenon::impl {
 
@@ -118,7 +119,6 @@ class Channel {
   void take_role(ChannelRole role);
   bool give_roles() noexcept;
   bool has_ended() const noexcept;
-  uint32_t newest_slot() const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
   bool drop_dead_holders() noexcept;
@@ -133,8 +133,6 @@ class Channel {
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
   uint32_t slot_to_receive() const noexcept;
-  uint32_t next_slot(uint64_t after) const noexcept;
-  uint32_t slot_of(uint64_t sequence) const noexcept;
   bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n, bool* has_died) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
   void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
@@ -157,6 +155,7 @@ class Channel {
   Gate* gate_ = nullptr;            // of the slots
   std::vector<uint64_t> taken_in_;  // by slot: ForkMark of the process that took it last; under the mutex
   ChannelEnds ends_;
+  SentItems sent_;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};
