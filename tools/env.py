@@ -12,6 +12,7 @@ The stamp of an environment lists its contents, by digests of the requirement fi
 called only for what differs, so a second run needs no network. Runs on any Python 3.8+, with the standard
 library alone."""
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -21,7 +22,7 @@ import subprocess
 import sys
 
 import wheel_profile
-from steps import ROOT, VENV, must_run
+from steps import ROOT, VENV, Running, must_run
 
 WHEELS, PROFILED_WHEELS = ROOT / "build/wheel", ROOT / "build/profiled-wheel"
 BUILD_TOOLS = [
@@ -128,14 +129,38 @@ class Environment:
         self.stamp.update(facts)
         self.stamp_file.write_text(json.dumps(self.stamp, indent=1))
 
-    def require(self, name):
-        """Installs requirements/NAME.txt in one pip command."""
-        files = requirement_files(f"{name}.txt")
-        if self.stamp.get(name) == digest(files):
-            return
+    def has(self, name):
+        return self.stamp.get(name) == digest(requirement_files(f"{name}.txt"))
+
+    def installation(self, name):
+        """The name and the command of the step that installs requirements/NAME.txt: one pip command."""
         step = f"install requirements/{name}.txt into {self.folder.relative_to(ROOT)}"
-        must_run(step, self.python, *PIP, "install", "--progress-bar", "off", "-r", files[0])
+        file = ROOT / "requirements" / f"{name}.txt"
+        # The bytecode of all modules would take as long as the rest. Python compiles what is imported.
+        options = ("--no-compile", "--progress-bar", "off")
+        return (step, self.python, *PIP, "install", *options, "-r", file)
+
+    def note_installed(self, name):
+        files = requirement_files(f"{name}.txt")
         self.note(**{file.stem: digest(requirement_files(file.name)) for file in files})
+
+    def require(self, name):
+        if not self.has(name):
+            must_run(*self.installation(name))
+            self.note_installed(name)
+
+    @contextlib.contextmanager
+    def requiring(self, name):
+        """As `require`, beside the block."""
+        if self.has(name):
+            yield
+            return
+        self.uninstall()  # the block may do it, while pip reads what is installed
+        with Running(*self.installation(name)) as running:
+            yield
+        if running.step.returncode != 0:
+            sys.exit(1)
+        self.note_installed(name)
 
     def install(self, wheel):
         if self.stamp.get("wheel") == digest([wheel]):
@@ -178,8 +203,11 @@ def prepare(name, is_profiled=False):
     if not shutil.which(os.environ.get("CXX", "c++")):
         sys.exit("Tenon needs a C++20 compiler (g++ 12 or newer, or clang++) and found none.")
     environment = Environment(VENV, base_python())
-    environment.require(name)
-    environment.install(current_wheel(environment, is_profiled))
+    # The wheel is built while pip downloads the rest. A profile is taken with all of it.
+    environment.require(name if is_profiled else "build")
+    with environment.requiring(name):
+        wheel = current_wheel(environment, is_profiled)
+    environment.install(wheel)
     return environment
 
 

@@ -84,15 +84,9 @@ class Report:
     @contextlib.contextmanager
     def beside(self, name, *command):
         """Runs a command beside the steps of the block, and ends it with a line of its own."""
-        running = steps.Running(name, *command)
-        try:
+        with steps.Running(name, *command) as running:
             yield
-        except BaseException:
-            running.process.kill()
-            running.process.wait()
-            raise
-        steps.begin_line(f"{name} (beside)")
-        self.add(running.end())
+        self.add(running.step)
 
     def add(self, done):
         name = done.name

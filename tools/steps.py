@@ -40,7 +40,9 @@ class Step:
 
 
 class Running:
-    """A command that runs. The programs of .venv come first on its PATH."""
+    """A command that runs. The programs of .venv come first on its PATH.
+
+    As a context manager, it runs beside the steps of the block, and ends with a line of its own."""
 
     def __init__(self, name, *command, **environment):
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -57,6 +59,17 @@ class Running:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None:
+            self.process.kill()
+            self.process.wait()
+            return
+        begin_line(f"{self.name} (beside)")
+        self.step = self.end()
 
     def end(self):
         """Waits for the end, ends the line of the step, and returns its `Step`."""
