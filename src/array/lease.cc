@@ -204,9 +204,8 @@ bool Lease::release() noexcept {
   return finish(storage, true);
 }
 
-bool Lease::fail(std::string_view message) {
-  const auto failure =
-      Ref<Failure>::adopt(new Failure(Code::kOp, 0, std::string(message), "write()", request_.site));
+bool Lease::fail(std::string_view message) noexcept {
+  const Ref<Failure> failure = Failure::make(Code::kOp, message, "write()", request_.site);
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
   end_span(trace::SpanOutcome::kFailed, message);

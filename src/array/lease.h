@@ -72,7 +72,7 @@ class Lease {
   // True if a view that was taken under it is still open and continues it.
   bool release() noexcept;
   // Releases it; the memory holds no value then.
-  bool fail(std::string_view message);
+  bool fail(std::string_view message) noexcept;
   void detach() noexcept { impl::detach(request_); }
 
   // False for zero memory.

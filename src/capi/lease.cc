@@ -117,10 +117,7 @@ int32_t tenon_lease_release(tenon_lease* lease) {
 }
 
 int32_t tenon_lease_fail(tenon_lease* lease, const char* message) {
-  if (lease == nullptr) return 0;
-  bool has_escaped = false;
-  (void)guarded(nullptr, [&] { has_escaped = unwrap(lease)->fail(message != nullptr ? message : ""); });
-  return has_escaped ? 1 : 0;
+  return lease != nullptr && unwrap(lease)->fail(message != nullptr ? message : "") ? 1 : 0;
 }
 
 void tenon_lease_detach(tenon_lease* lease) {

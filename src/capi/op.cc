@@ -266,8 +266,8 @@ void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* pay
                    void (*drop_payload)(void*)) {
   Op& self = *unwrap(op);
   const auto [name, site] = self.texts();
-  self.fail(Ref<Failure>::adopt(
-      new Failure(Code::kOp, op_code, message != nullptr ? message : "", name, site, payload, drop_payload)));
+  self.fail(Failure::make(Code::kOp, message != nullptr ? message : "", name, site, op_code, payload,
+                          drop_payload));
 }
 
 int32_t tenon_op_has_views(const tenon_op* op) {

@@ -35,7 +35,9 @@ bool is_any_body_running() noexcept {
 Engine::Engine() noexcept
     : byte_limit_(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                   static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2) {
+  // What is used when there is no memory any more.
   (void)Failure::without_memory();
+  (void)Failures::instance();
   set_runner(kRunner);
 }
 

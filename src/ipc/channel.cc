@@ -645,6 +645,10 @@ Ref<Array> Item::array(int32_t field) {
     throw_error(Code::kIndex, "the channel has no field ", field, ": it has ", parts.size(), " fields");
   }
   const Part& part = parts[static_cast<size_t>(field)];
+  if (process_.is_child()) {
+    throw_error(Code::kLeaseConflict,
+                "the item belongs to the process that has forked this one: loan or receive an item here");
+  }
   // It lies on its own storage over the slot's bytes, which keeps the item.
   Storage& slot = channel_->storage_of(slot_);
   Memory memory = slot.memory();

@@ -178,7 +178,7 @@ class Channel {
 class Item {
  public:
   // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex, and with
-  // kLeaseConflict (the item was sent).
+  // kLeaseConflict (the item was sent, or this is a forked child).
   Ref<Array> array(int32_t field);
   // Of a received or sent item; 0: a loan.
   uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
@@ -202,6 +202,7 @@ class Item {
   static void release_array(void* self) { static_cast<Item*>(self)->release(); }
 
   Ref<Channel> channel_;
+  const ForkMark process_;  // that has loaned or received it
   trace::Span span_ = trace::kNoSpan;
   uint32_t slot_ = 0;
   std::atomic<uint64_t> sequence_{0};  // stored under the mutex

@@ -42,7 +42,6 @@ class SlotGate final : public ProcessLock {
   uint64_t version() noexcept override { return writes_.load(std::memory_order_relaxed); }
   void note_write() noexcept override { writes_.fetch_add(1, std::memory_order_relaxed); }
   void note_kept_view() noexcept override {}
-  void return_quota(Request&) noexcept override {}
   void heal(const Extent&) noexcept override {}
   bool clear_deaths(const Extent&, const Deadline&, Conflict*) noexcept override { return true; }
 

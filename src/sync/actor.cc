@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -23,7 +24,9 @@ struct Threads {
   std::vector<std::pair<uint32_t, uint32_t>> numbers_and_ids;  // guarded by lock
 };
 Threads& threads() {
-  static auto* const all = new Threads;
+  alignas(
+      Threads) static std::byte place[sizeof(Threads)];  // without malloc: it may be called without memory
+  static auto* const all = new (place) Threads;
   return *all;
 }
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/fork_mark.h"
@@ -33,11 +34,14 @@ class Failure {
         payload_(payload),
         drop_(drop) {}
 
-  // Returns without_memory() if there is no memory.
-  static Ref<Failure> make(Code code, const char* message, const char* op, const char* site) noexcept {
+  // Returns without_memory() if there is no memory; then the payload has been dropped.
+  static Ref<Failure> make(Code code, std::string_view message, const char* op, const char* site,
+                           int32_t op_code = 0, void* payload = nullptr,
+                           void (*drop)(void*) = nullptr) noexcept {
     try {
-      return Ref<Failure>::adopt(new Failure(code, 0, message, op, site));
+      return Ref<Failure>::adopt(new Failure(code, op_code, std::string(message), op, site, payload, drop));
     } catch (const std::bad_alloc&) {
+      if (drop != nullptr) drop(payload);
       return without_memory();
     }
   }

@@ -68,8 +68,8 @@ bool is_over(WaitEnd end, Conflict* conflict) noexcept {
 }
 
 WaitGraph& WaitGraph::instance() noexcept {
-  static auto* const graph = new WaitGraph;
-  return *graph;
+  static constinit WaitGraph graph;
+  return graph;
 }
 
 void WaitGraph::enter(WaitNode* node) noexcept {

@@ -213,6 +213,31 @@ void push_and_run(const Neighbour::Told&) {
   expect(value == 8, "every op has run once");
 }
 
+// Bodies that fail, and a lease that an exception ends.
+void fail_to_write(const Neighbour::Told&) {
+  struct Stop {};
+  const auto stop = [](api::View<int64_t, 1>) { throw Stop(); };
+  const auto fails = [](const char* what, const auto& use) {
+    try {
+      use();
+    } catch (const api::OpError&) {
+      return;
+    }
+    expect(false, what);
+  };
+  const Array a = Array::zeros<int64_t>({1}), b = Array::zeros<int64_t>({1}), c = Array::zeros<int64_t>({1});
+  fails("the op has failed", [&] { api::push(stop, api::write(a)).wait(); });
+  api::Recording loop;
+  loop.push(stop, api::write(b));
+  fails("the replay has failed", [&] { loop.replay().wait(); });
+  try {
+    const api::Lease writing = c.write();
+    throw Stop();
+  } catch (const Stop&) {
+  }
+  fails("the lease has failed", [&] { (void)c.read(); });
+}
+
 // The failure can also happen in the child. Memory that the parent's ops were to write holds no value there:
 // to read the old one would be worse than the end of the process.
 void fork_with_work(const Neighbour::Told&) {
@@ -377,6 +402,7 @@ constexpr Case kCases[] = {
     {"Lease", lease},
     {"PushAndRun", push_and_run},
     {"ForkWithWork", fork_with_work},
+    {"FailToWrite", fail_to_write},
     {"EngineOfOneThread", engine_of_one_thread},
     {"CreateShared", create_shared},
     {"CreateNamed", create_named},
