@@ -82,7 +82,8 @@ Ref<Array> unchecked(const Array& array) {
     return Array::make(std::move(storage), array.layout());
   }
   Conflict conflict;
-  conflict.reason = Conflict::Reason::kMoved;
+  conflict.reason =
+      array.storage().moved_at() != nullptr ? Conflict::Reason::kMoved : Conflict::Reason::kNotHeld;
   throw_conflict(conflict, "use", &array);
 }
 

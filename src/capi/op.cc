@@ -142,6 +142,7 @@ void record(Recording& recording, const tenon_work& work, std::span<const tenon_
     if (capi::unwrap(use.array)->size() == 0) continue;
     StepUse described;
     describe(use, described);
+    described.is_unchecked = capi::unwrap(use.array)->storage().is_unchecked();
     recording.add_use(described);
   }
   for (const tenon_use& use : uses) {

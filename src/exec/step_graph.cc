@@ -11,7 +11,8 @@ namespace tenon::impl {
 void StepGraph::use(const StepUse& use) {
   const uint32_t step = size() - 1;
   Bytes* const known = recent(use.extent.begin);
-  if (known == nullptr || known->claim.extent != use.extent) return use_some(step, use);
+  if (known == nullptr || known->claim.extent != use.extent || known->claim.is_unchecked != use.is_unchecked)
+    return use_some(step, use);
   known->is_used_as_whole = true;
   visit(step, use, known);
 }
@@ -24,28 +25,33 @@ void StepGraph::use_some(uint32_t step, const StepUse& use) {
     Bytes rest = whole;
     rest.claim.extent.begin = address;
     whole.claim.extent.end = address;
-    return bytes_.emplace_hint(std::next(at), address, rest);
+    return bytes_.emplace_hint(std::next(at), rest.claim.place(), rest);
+  };
+  const auto is_same_kind = [&use](const auto& known) { return known.first.first == use.is_unchecked; };
+  const auto begin_of = [&](auto at) {
+    return at != bytes_.end() && is_same_kind(*at) ? at->first.second : UINTPTR_MAX;
   };
   const auto [begin, end] = use.extent;
   auto at = bytes_.end();
   // Arrays that were made one after another often lie so: no search then.
-  if (at != bytes_.begin() && std::prev(at)->first > begin) at = bytes_.upper_bound(begin);
-  if (at != bytes_.begin() && std::prev(at)->second.claim.extent.end > begin) {
+  if (at != bytes_.begin() && std::prev(at)->first > use.place()) at = bytes_.upper_bound(use.place());
+  if (at != bytes_.begin() && is_same_kind(*std::prev(at)) &&
+      std::prev(at)->second.claim.extent.end > begin) {
     --at;
-    if (at->first < begin) at = split(at, begin);
+    if (begin_of(at) < begin) at = split(at, begin);
   }
   for (uintptr_t address = begin; address < end; ++at) {
-    if (at == bytes_.end() || at->first > address) {
+    if (begin_of(at) > address) {
       StepUse claim = use;
-      claim.extent = {address, at == bytes_.end() ? end : std::min(end, at->first)};
+      claim.extent = {address, std::min(end, begin_of(at))};
       claim.is_overwrite &= claim.access == Access::kWrite;
-      at = bytes_.emplace_hint(at, address, Bytes{claim, step});
+      at = bytes_.emplace_hint(at, claim.place(), Bytes{claim, step});
     } else if (at->second.claim.extent.end > end) {
       (void)split(at, end);
     }
     visit(step, use, &at->second);
     address = at->second.claim.extent.end;
-    recent(at->first) = &at->second;
+    recent(begin_of(at)) = &at->second;
     if (at->second.claim.extent == use.extent) {
       at->second.is_used_as_whole = true;
       return;
@@ -86,11 +92,11 @@ void StepGraph::add_edge(uint32_t from, uint32_t to) {
 std::vector<StepUse> StepGraph::claims() const {
   std::vector<StepUse> claims;
   claims.reserve(bytes_.size());
-  for (const auto& [address, bytes] : bytes_) {
+  for (const auto& [place, bytes] : bytes_) {
     const StepUse& claim = bytes.claim;
     if (!claims.empty()) {
       StepUse& last = claims.back();
-      if (last.extent.end == address && last.home == claim.home && last.access == claim.access &&
+      if (last.extent.end == claim.extent.begin && last.home == claim.home && last.access == claim.access &&
           last.is_overwrite == claim.is_overwrite) {
         last.extent.end = claim.extent.end;
         continue;
@@ -101,14 +107,12 @@ std::vector<StepUse> StepGraph::claims() const {
   const size_t n = claims.size();
   const auto is_inside = [&claims, n](const StepUse& use) {
     const auto end = claims.begin() + static_cast<ptrdiff_t>(n);
-    const auto behind = std::upper_bound(claims.begin(), end, use.extent.begin,
-                                         [](uintptr_t a, const StepUse& b) { return a < b.extent.begin; });
+    const auto behind = std::upper_bound(claims.begin(), end, use.place(),
+                                         [](const auto& a, const StepUse& b) { return a < b.place(); });
     const StepUse& claim = *std::prev(behind);
     return claim.extent.contains(use.extent) && includes(claim.access, use.access);
   };
-  const auto key = [](const StepUse& use) {
-    return std::tuple(use.extent.begin, use.extent.end, use.access);
-  };
+  const auto key = [](const StepUse& use) { return std::tuple(use.place(), use.extent.end, use.access); };
   std::vector<StepUse> rest;
   std::remove_copy_if(uses_.begin(), uses_.end(), std::back_inserter(rest), is_inside);
   std::sort(rest.begin(), rest.end(), [&](const StepUse& a, const StepUse& b) { return key(a) < key(b); });

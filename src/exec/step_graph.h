@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory_resource>
+#include <utility>
 #include <vector>
 
 #include "sync/request.h"
@@ -21,6 +22,11 @@ struct StepUse {
   Extent extent;
   Access access = Access::kRead;
   bool is_overwrite = false;  // every byte will be written, none is read
+  bool is_unchecked = false;  // of an unchecked array: it conflicts only with other such uses
+
+  // Checked uses come first, then unchecked ones, each in the order of their bytes.
+  using Place = std::pair<bool, uintptr_t>;
+  Place place() const noexcept { return {is_unchecked, extent.begin}; }
 };
 
 // Threads: one, until the last step has been added; then any.
@@ -83,9 +89,10 @@ class StepGraph {
   std::vector<Node> steps_;
   std::vector<Edge> edges_;
   std::vector<Reader> readers_;
-  std::vector<StepUse> uses_;                        // those that are not of one entry of bytes_
-  std::pmr::monotonic_buffer_resource memory_;       // of bytes_, which only grows
-  std::pmr::map<uintptr_t, Bytes> bytes_{&memory_};  // by their first address; they do not overlap
+  std::vector<StepUse> uses_;                   // those that are not of one entry of bytes_
+  std::pmr::monotonic_buffer_resource memory_;  // of bytes_, which only grows
+  std::pmr::map<StepUse::Place, Bytes> bytes_{
+      &memory_};                      // by the places of their claims; they do not overlap
   std::array<Bytes*, 256> recent_{};  // found without a search if a step uses exactly these bytes again
 };
 

@@ -106,6 +106,32 @@ TEST(StepGraph, EachUseIsInsideOfAClaim) {
   }
 }
 
+TEST(StepGraph, UncheckedUsesConflictOnlyAmongThemselves) {
+  std::array<Home, 2> homes;
+  const StepUse checked{&homes[0], {64, 128}, Access::kWrite};
+  StepUse unchecked{&homes[1], {64, 128}, Access::kWrite};
+  unchecked.is_unchecked = true;
+  StepUse part = unchecked;
+  part.extent = {32, 80};
+  for (const std::vector<StepUse>& steps :
+       {std::vector{checked, unchecked, part, checked}, std::vector{unchecked, checked, checked, part}}) {
+    StepGraph graph;
+    for (const StepUse& step : steps) add(graph, {step});
+    for (uint32_t from = 0; from < graph.size(); ++from) {
+      graph.visit_after(from, [&](uint32_t to) {
+        EXPECT_EQ(steps[from].is_unchecked, steps[to].is_unchecked) << from << " to " << to;
+      });
+    }
+    EXPECT_EQ(graph.n_edges(), 2u);
+    const std::vector<StepUse> claims = graph.claims();
+    for (const StepUse& use : steps) {
+      EXPECT_TRUE(std::any_of(claims.begin(), claims.end(), [&use](const StepUse& claim) {
+        return claim.home == use.home && claim.extent.contains(use.extent);
+      }));
+    }
+  }
+}
+
 TEST(StepGraph, BytesAreOverwrittenIfTheirFirstStepOverwritesThem) {
   Cell cell;
   const auto overwrites = [&](std::initializer_list<std::vector<Wanted>> steps) {

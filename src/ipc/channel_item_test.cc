@@ -79,6 +79,7 @@ TEST(ChannelItem, TheArraysOfAnItemAreRefusedAfterItWasSent) {
     EXPECT_NE(
         code_of([&] { api::push([](api::View<int64_t, 1> x) { x(0) = 2; }, api::write(array)).wait(); }),
         TENON_OK);
+    EXPECT_EQ(code_of([&] { (void)array.unchecked(); }), TENON_ERR_LEASE_CONFLICT);
   };
   expect_refused();
   EXPECT_EQ(consumer.ask("receive"), "ok 1 1");

@@ -83,7 +83,7 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
   const uintptr_t begin = address(of.data());
   const Section section(*this);
   sweep();
-  if (of.moved_at() != nullptr) return {};
+  if (of.moved_at() != nullptr || &of.region() == &sent_) return {};
   const auto let_go = [](void* owner) {
     auto* const kept = static_cast<Storage*>(owner);
     kept->unchecked_.fetch_sub(1, std::memory_order_relaxed);
@@ -92,11 +92,11 @@ Ref<Storage> KnownMemory::add_unchecked(Storage& of) {
   Memory memory{of.data(), of.nbytes(), of.data(), of.nbytes(), of.is_readonly(), &of, let_go};
   memory.device = of.device();
   memory.born = of.born();
+  memory.is_unchecked = true;
   return add_to(memory, [&] {
     Region* const region = new_region();
     region->set_bounds({begin, begin + of.nbytes()});
     region->set_birth(Queue::kAnyOp);
-    region->is_unchecked_ = true;
     ++regions_;
     of.retain();
     of.unchecked_.fetch_add(1, std::memory_order_relaxed);
@@ -128,7 +128,7 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
   Region* const region = &storage.region();
   const Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
   conflict->reason = Conflict::Reason::kShared;
-  if (region->is_unchecked_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
+  if (storage.is_unchecked_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
   if (region->gate() != nullptr) return false;
   for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
     const Extent other{address(s->data()), address(s->data()) + s->nbytes()};
@@ -464,7 +464,6 @@ void KnownMemory::make_idle(Region* region) noexcept {
 void KnownMemory::drop_idle(Region* region) noexcept { idle_[idle_slot(region->begin())] = nullptr; }
 
 void KnownMemory::unmap_region(Region* region) noexcept {
-  region->is_unchecked_ = false;
   if (std::exchange(region->is_mapped_, false)) map_.erase(region->begin());
   keep_spare(region);
 }

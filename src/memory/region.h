@@ -32,8 +32,7 @@ class alignas(64) Region : public Queue {
   uintptr_t begin() const noexcept { return bounds().begin; }
   uintptr_t end() const noexcept { return bounds().end; }
 
-  bool is_unchecked_ = false;  // of an unchecked storage
-  bool is_mapped_ = false;     // in the interval map: false for memory without bytes
+  bool is_mapped_ = false;  // in the interval map: false for memory without bytes
   union {
     Storage* storages_ = nullptr;  // on this region, including dead ones that were not swept yet
     Region* next_spare_;           // of a region that is not in use

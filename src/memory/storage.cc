@@ -121,6 +121,7 @@ Storage::Storage(const Memory& memory, Region& region) noexcept
       device_(memory.device),
       is_readonly_(memory.is_readonly),
       is_shared_(memory.gate != nullptr),
+      is_unchecked_(memory.is_unchecked),
       is_heap_(memory.is_heap),
       born_(memory.born) {}
 

@@ -31,6 +31,7 @@ struct Memory {
   // Of device memory: the moment from which on streams may use it; null: at once. It belongs to the owner.
   device::Event* born = nullptr;
   bool is_heap = false;  // heap memory of Tenon
+  bool is_unchecked = false;
 };
 
 // Counted. Created and destroyed by KnownMemory.
@@ -73,6 +74,8 @@ class Storage {
   device::Event* born() const noexcept { return born_; }
   // Other processes share the memory.
   bool is_shared() const noexcept { return is_shared_; }
+  // It takes no part in the queue of its memory.
+  bool is_unchecked() const noexcept { return is_unchecked_; }
   // The line that moved the memory out, so that this storage does not own it any more; null: it was not
   // moved. pairs with: KnownMemory::take_out, "moved"
   const char* moved_at() const noexcept { return moved_at_.load(std::memory_order_acquire); }
@@ -113,6 +116,7 @@ class Storage {
   const tenon_device device_;
   const bool is_readonly_;
   const bool is_shared_;
+  const bool is_unchecked_;
 
   // Guarded by KnownMemory::lock_.
   bool is_heap_;  // it owns heap memory of Tenon

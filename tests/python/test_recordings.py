@@ -299,6 +299,17 @@ def test_arrays_without_elements_need_no_turn():
     assert shapes == [((0, 3), (2,))]
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_array_and_its_unchecked_one_are_both_claimed(is_first):
+    a = tn.zeros(2)
+    calls = [(lambda x: None, a.unchecked()), (lambda x: x.__iadd__(1), tn.write(a))]
+    with tn.record() as loop:
+        for call in calls if is_first else reversed(calls):
+            loop.push(*call)
+    loop.replay().wait()
+    assert a.tolist() == [1, 1]
+
+
 def test_memory_that_was_moved_out_ends_the_replays():
     a = tn.zeros(2)
     with tn.record() as loop:
