@@ -39,6 +39,7 @@ uint64_t slot_nbytes_of(const Fields& fields) noexcept {
   return round_up(nbytes, nbytes < kPage ? kSlotAlignment : kPage);
 }
 
+// Fails with kLeaseConflict: this is a forked child with a view of the slot from before the fork.
 void check_inherited_views(const Array& slot) {
   Queue& queue = lock_home(slot.storage().home());
   Conflict conflict;
@@ -228,13 +229,10 @@ bool Channel::drop_dead_holders() noexcept {
 }
 
 // Takes the slot for an item. To write, it requires that no living process uses the slot. False: code of this
-// process still uses it. Fails with kLeaseConflict (this is a forked child with a view of the slot).
-bool Channel::hold(Item& item, uint32_t slot, bool is_readonly) {
+// process still uses it, or has inherited a view of it.
+bool Channel::hold(Item& item, uint32_t slot, bool is_readonly) noexcept {
   Storage& storage = storage_of(slot);
-  if (storage.is_used()) {
-    check_inherited_views(*slots_[slot]);
-    return false;
-  }
+  if (storage.is_used()) return false;
   const uint64_t process = ForkMark::current();
   // The process that has forked this one may have left it arrays of an item, which must not use this item.
   if (std::exchange(taken_in_[slot], process) != process) Storage::end_parts(storage, Item::release_array);
@@ -298,9 +296,10 @@ bool Channel::try_to_lend(Item& item) {
     if (is_spare(i) && try_slot(i)) return true;
   }
   // A broadcast without consumers drops the oldest items.
-  const bool may_drop = plan_.when_full == WhenFull::kDropOldest ||
-                        (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX);
-  if (may_drop && plan_.mode != ChannelMode::kLatest) {
+  const bool may_drop =
+      plan_.mode != ChannelMode::kLatest && (plan_.when_full == WhenFull::kDropOldest ||
+                                             (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX));
+  if (may_drop) {
     for (uint32_t i = sent_.next(0); i != kNoSlot; i = sent_.next(look(slot_states_[i].sequence))) {
       if (!try_slot(i)) continue;
       (void)add(state_->dropped, uint64_t{1});
@@ -309,7 +308,11 @@ bool Channel::try_to_lend(Item& item) {
   }
   // So that add_lives() finds none. And dead consumers do not receive the items of a broadcast.
   const bool has_changed = drop_dead_holders();
-  return (ends_.end_dead() || has_changed) && try_to_lend(item);
+  if (ends_.end_dead() || has_changed) return try_to_lend(item);
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    if ((may_drop || is_spare(i)) && !is_held(i)) check_inherited_views(*slots_[i]);
+  }
+  return false;
 }
 
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
@@ -366,7 +369,10 @@ bool Channel::try_receive(Item& item, const Deadline& deadline) {
     }
   }
   (void)ends_.end_dead();
-  if (slot != kNoSlot) return false;
+  if (slot != kNoSlot) {
+    check_inherited_views(*slots_[slot]);
+    return false;
+  }
   const uint64_t deaths = look(state_->deaths), seen = seen_deaths_.load(std::memory_order_relaxed);
   if (deaths > seen) {
     seen_deaths_.store(seen + 1, std::memory_order_relaxed);

@@ -76,7 +76,7 @@ class Channel {
 
   // A free slot. Null: the deadline left no time from the beginning, and no slot is free. site: of the
   // caller, for the timeline. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free,
-  // and when_full is kRaise; or this is a forked child with a view of the slot).
+  // and when_full is kRaise; or this is a forked child, and the only free slots have views that it inherited).
   Ref<Item> loan(const Deadline& deadline, const char* site);
   // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays) and kOp (an op
   // failed to write it): the item is dropped. Fails with kValue (not a loan), and, if another process holds
@@ -85,7 +85,8 @@ class Channel {
   void send(Item& item);
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
   // kTimeout, kInterrupted, kOwnerDied (a producer has died, and no item is left: once for each death),
-  // kClosed (the last producer has closed, and no item is left: once, until there is a producer again).
+  // kClosed (the last producer has closed, and no item is left: once, until there is a producer again),
+  // kLeaseConflict (this is a forked child that has inherited a view of the item's slot).
   Ref<Item> receive(const Deadline& deadline, const char* site);
   // Waits until receive() would not wait. False: the deadline left no time from the beginning, and receive()
   // would wait. Fails with kTimeout, kInterrupted.
@@ -122,7 +123,7 @@ class Channel {
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
   bool drop_dead_holders() noexcept;
-  bool hold(Item& item, uint32_t slot, bool is_readonly);
+  bool hold(Item& item, uint32_t slot, bool is_readonly) noexcept;
   void give_back(Item& item) noexcept;
   bool end_uses(Item& item, Ref<Failure>* failure) noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }

@@ -454,6 +454,26 @@ TEST(ChannelItem, TheArraysThatAForkedChildInheritsCannotUseItsItemOfTheSameSlot
   EXPECT_EQ(status_of_forked(before, child), 0);
 }
 
+TEST(ChannelItem, AForkedChildUsesTheSlotsOfWhichItHasNoView) {
+  const api::Channel channel = make(2);
+  put(channel, 7);
+  std::optional<api::Item> received = channel.receive(0s);
+  std::optional<api::HostView> inherited(std::in_place, received->array(0), api::Access::kRead);
+  const auto before = [&] {
+    inherited.reset();
+    received.reset();
+  };
+  const auto child = [&] {
+    std::optional<api::Item> own = channel.loan(kPatience);
+    if (code_of([&] { (void)channel.loan(0s); }) != TENON_ERR_LEASE_CONFLICT) return 2;
+    fill(*own, 8);
+    own->send();
+    own.reset();
+    return take(channel) == 8 ? 0 : 3;
+  };
+  EXPECT_EQ(status_of_forked(before, child), 0);
+}
+
 TEST(ChannelItem, AnItemThatWasMovedFromHasNoArrays) {
   std::optional<api::Channel> channel = make(2);
   api::Item item = channel->loan(0s);
