@@ -223,10 +223,11 @@ class AttachedFeed(Forms):
             raise ValueError(f"feed {self.name!r} was closed here")
         if self._died is not None:
             raise OwnerDied(str(self._died), self._died.pid)
-        if self._is_over:
-            if self._words[IS_CLOSED_AT]:
-                raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
-            self._is_over = False
+        # The first loop may begin after the end: it gets what is left.
+        is_late = self._round is None and self._batch_channel.stats()["ready"] == 0
+        if self._words[IS_CLOSED_AT] and (self._is_over or is_late):
+            raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
+        self._is_over = False
         if self._round is None:
             if self._wanted is not None:
                 self._send_wanted()  # before the server sees this consumer
