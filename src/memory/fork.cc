@@ -3,8 +3,8 @@
 // The effects of a fork. The child has one thread and all of the memory. Ops that were unfinished run in the
 // parent; in the child they have failed, and the memory that they should write holds no value. A child that
 // was forked inside of a body ends when it returns from the body. Leases and calls of threads that do not
-// exist in the child are removed, and views that were bound to these threads are unbound. The child has no
-// grants of shared memory: all leases of such memory are removed, and the views of it are inherited ones. The
+// exist in the child are removed, together with the views that these threads took under them, and views that
+// were bound to these threads are unbound. The child has no grants of shared memory: all leases of such memory are removed, and the views of it are inherited ones. The
 // handlers wait only for short sections, never for ops. They need no memory: without it the child continues,
 // and its failures have a shorter message.
 #include "memory/fork.h"
@@ -72,7 +72,11 @@ void empty(Queue& queue, ReadyList* ops) {
     RequestPart* const previous = part->previous;
     Request& request = *part->request;
     if (is_void(request)) {
-      if (request.is_gated) forget_gates(request);
+      if (request.is_gated) {
+        forget_gates(request);
+      } else {
+        queue.lose_views_of_others(part, this_thread_id());
+      }
       queue.remove(part, &ready);
       if (request.kind == HolderKind::kOp && std::exchange(request.seen_by, kListed) != kListed)
         ops->add(&request);

@@ -573,9 +573,11 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
 }
 
 [[gnu::hot]] void Queue::remove_view(View* view, ReadyList* ready) noexcept {
+  view->queue = nullptr;
+  if (view->is_lost()) [[unlikely]]
+    return;
   const bool is_of_host = view->under == nullptr;
   unlink_from(is_of_host ? views_ : view->under->views, view);
-  view->queue = nullptr;
   if (view->is_inherited) --inherited_views_;
   --(view->access == Access::kWrite ? writers_ : readers_);
   if (view->access == Access::kWrite) note_write();
@@ -586,6 +588,18 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
   if (!is_of_host || !is_counted_) return;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted && e->blockers == 0 && views_allow(*e)) grant(e, ready);
+  }
+}
+
+void Queue::lose_views_of_others(RequestPart* part, uint32_t thread) noexcept {
+  for (View *v = part->views, *next = nullptr; v != nullptr; v = next) {
+    next = v->next;
+    if (v->actor.thread == thread) continue;
+    unlink_from(part->views, v);
+    v->under = nullptr;
+    v->previous = v;
+    --(v->access == Access::kWrite ? writers_ : readers_);
+    if (v->access == Access::kWrite) note_write();
   }
 }
 

@@ -186,6 +186,9 @@ class Queue : public QueueBase {
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
 
+  // After a fork, in the child: the views under a part that other threads have opened are lost. They are in
+  // nobody's way, and may be closed.
+  void lose_views_of_others(RequestPart* part, uint32_t thread) noexcept;
   // After a fork, in the child: unbinds views of threads that do not exist there.
   void unbind_views_of_others(uint32_t thread) noexcept;
 

@@ -100,7 +100,7 @@ struct View {
   // Guarded by the queue's lock.
   Queue* queue = nullptr;
   View* next = nullptr;
-  View* previous = nullptr;
+  View* previous = nullptr;      // itself: it is lost
   RequestPart* under = nullptr;  // the part under which it was taken; null: a view of the host
   bool is_overwriting = false;   // under a part that writes every byte
   bool is_bound = false;
@@ -109,6 +109,9 @@ struct View {
   GrantId grant = kNoGrant;   // in a gated queue
   Actor actor;                // the thread that opened it; for a bound view the owner of its lease
   int64_t opened_ms = 0;
+
+  // In a forked child, which does not have its thread: it is in no list.
+  bool is_lost() const noexcept { return previous == this; }
 
   // Set before it is opened. Of a view whose memory is used on a stream; null: the host uses it. Without a
   // stream: its users order their work themselves.

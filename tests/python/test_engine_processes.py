@@ -244,6 +244,42 @@ def test_a_fork_waits_for_the_body_that_runs():
     assert done.stdout == "[1.0, 1.0]\n", done.stderr
 
 
+@pytest.mark.parametrize("hold", ["tn.push(lambda x: wait(x), tn.write(a))", "lease()"])
+def test_a_forked_child_writes_what_a_thread_of_its_parent_was_writing(hold):
+    done = run(
+        f"""
+        import gc, os, threading, tenon as tn
+        a, kept = tn.zeros(3), []
+        has_begun, go_on = threading.Event(), threading.Event()
+        def wait(x):
+            kept.append(x)
+            has_begun.set()
+            go_on.wait(60)
+            kept.clear()
+        def lease():
+            def hold():
+                with a.write() as v:
+                    wait(v)
+            threading.Thread(target=hold, daemon=True).start()
+        op = {hold}
+        has_begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            tn.push(tn.fill, tn.overwrite(a), 1).wait()
+            kept.clear()
+            gc.collect()
+            tn.push(tn.fill, tn.overwrite(a), 2).wait()
+            print(a.tolist(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        go_on.set()
+        tn.waitall(60)
+    """,
+        TENON_ENGINE="pool",
+    )
+    assert done.stdout == "[2.0, 2.0, 2.0]\n", done.stderr
+
+
 def test_a_refused_buffer_does_not_outlive_the_interpreter():
     done = run("""
         import tenon as tn
