@@ -91,8 +91,8 @@ class StepGraph {
   std::vector<Reader> readers_;
   std::vector<StepUse> uses_;                   // those that are not of one entry of bytes_
   std::pmr::monotonic_buffer_resource memory_;  // of bytes_, which only grows
-  std::pmr::map<StepUse::Place, Bytes> bytes_{
-      &memory_};                      // by the places of their claims; they do not overlap
+  // By the places of their claims; they do not overlap.
+  std::pmr::map<StepUse::Place, Bytes> bytes_{&memory_};
   std::array<Bytes*, 256> recent_{};  // found without a search if a step uses exactly these bytes again
 };
 
