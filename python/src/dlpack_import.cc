@@ -45,7 +45,7 @@ constexpr const char* kDocumentation =
     "NDArray\n"
     "    Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot "
     "say: the\n"
-    "    legacy form of DLPack has no word for it, so without ``writable=True`` only legacy tensors of "
+    "    legacy form of DLPack has no flag for it, so without ``writable=True`` only legacy tensors of "
     "libraries whose\n"
     "    arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
     "Raises\n------\n"

@@ -1286,7 +1286,7 @@ def from_dlpack(
     -------
     NDArray
         Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot say: the
-        legacy form of DLPack has no word for it, so without ``writable=True`` only legacy tensors of libraries whose
+        legacy form of DLPack has no flag for it, so without ``writable=True`` only legacy tensors of libraries whose
         arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.
 
     Raises

@@ -159,6 +159,10 @@ def record() -> Recording:
     For loops that repeat the same work on the same arrays: a replay costs one push, and for each function
     little more than its call.
 
+    Only `Recording.push` records. `tenon.push` in the block pushes an op at once. Return values of the
+    functions are dropped: use ``out=``. A lambda sees the values that variables of a loop have at the replay.
+    A name that is assigned anew leaves the old array in the recording.
+
     Returns
     -------
     Recording
