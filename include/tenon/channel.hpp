@@ -51,7 +51,9 @@ class Item {
   }
   uint64_t sequence() const noexcept { return tenon_item_sequence(handle_.get()); }
 
-  // Sends a loan. Fails with VALUE (not a loan), LEASE_ESCAPED (a view of it is open; it is then dropped).
+  // Sends a loan. Fails with VALUE (not a loan), LEASE_ESCAPED (a view, a lease or an op uses one of its
+  // arrays) and OP (an op failed to write one): it is then dropped. Fails with TIMEOUT and INTERRUPTED: it
+  // may be called again.
   void send() { call(tenon_item_send, handle_.get()); }
 
  private:

@@ -232,18 +232,21 @@ TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t 
 
 /* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: the line of the caller,
  * for timelines; it is copied, and may be NULL. Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED,
- * CLOSED, LEASE_CONFLICT (the channel is full, with TENON_WHEN_FULL_RAISE). */
+ * CLOSED, LEASE_CONFLICT (the channel is full, with TENON_WHEN_FULL_RAISE; or a forked child has inherited a
+ * view of the slot). */
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
 /* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
- * item is not a loan of this process, or was sent, maybe by another thread), LEASE_ESCAPED (a view of it is
- * open, or a lease or an op uses it) and OP (an op failed to write it): the loan cannot be sent any more.
- * TIMEOUT: may be called again. Release the item in any case, after the call. */
+ * item is not a loan of this process, or was sent, maybe by another thread), LEASE_ESCAPED (a view of one of
+ * its arrays is open, or a lease or an op uses one) and OP (an op failed to write one): the loan cannot be
+ * sent any more. Fails with TIMEOUT (another process was stopped while it changed the channel) and
+ * INTERRUPTED: it may be called again. Release the item in any case, after the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
 /* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died and no item is
  * left; returned once for each consumer and each death, and the consumer may continue), CLOSED (the last
- * producer has left and no item is left; returned once, then the function waits for a new producer). */
+ * producer has left and no item is left; returned once, then the function waits for a new producer) and
+ * LEASE_CONFLICT (a forked child has inherited a view of the slot). */
 TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                              tenon_item** out, tenon_error* error);
 
