@@ -483,7 +483,7 @@ typedef struct tenon_wait_hooks {
 /* Must be called once, before any wait. */
 TENON_API void tenon_set_wait_hooks(const tenon_wait_hooks* hooks);
 
-/* How a language says on what the views of a holder hang, for reports of long waits and errors that end one.
+/* How a language says what keeps the views of a holder, for reports of long waits and errors that end one.
  * find() writes it into text (size bytes with the NUL; "" at first), as "variable `x` of main (train.py:12)",
  * or leaves it empty. holder is a view, or a lease under which one lives; begin to end are the addresses of
  * its bytes, which may be gone by now. Called without a lock of the library, in the thread that waits, before

@@ -12,7 +12,7 @@
 namespace tenon::python {
 
 enum class NameSearch : int {
-  kNearby,    // variables of this thread's functions, what hangs on those, and on a traceback; microseconds
+  kNearby,    // variables of this thread's functions, what those refer to, and on a traceback; microseconds
   kThorough,  // all threads, and all objects that the garbage collector knows; milliseconds
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What long waits say: the way from the waiter to what holds it up, and on what views hang.
+// What long waits say: the way from the waiter to what holds it up, and what keeps views.
 #include "sync/report.h"
 
 #include <gtest/gtest.h>
@@ -90,7 +90,7 @@ TEST_F(ReportOfAWait, NamesEachOpOnTheWayAndInTheEndTheViewAndItsVariable) {
   for (const char* part :
        {"the op 'third' that writes it, pushed at here:1 by thread ", ", which waits for the op 'second'",
         ", which waits for the op 'first'", ", which waits for a writable view of it, taken at train.py:12",
-        "; it hangs on: variable `x`"}) {
+        "; it is kept by: variable `x`"}) {
     at = text.find(part, at);
     ASSERT_NE(at, std::string::npos) << part << " is not in its place in " << text;
   }
@@ -158,7 +158,7 @@ TEST_F(ReportOfAWait, ForAllOpsNamesOneThatWaitsRatherThanOneThatRuns) {
   ASSERT_EQ(reports.size(), 1u) << "once for each view";
   EXPECT_NE(reports[0].find("train.py:12"), std::string::npos) << reports[0];
   EXPECT_NE(
-      reports[0].find("outlived its block and keeps others waiting; it hangs on: variable `x`: drop it"),
+      reports[0].find("outlived its block and keeps others waiting; it is kept by: variable `x`: drop it"),
       std::string::npos)
       << reports[0];
   view.close();
@@ -171,12 +171,12 @@ TEST_F(ReportOfAWait, ALeaseUnderWhichAViewLivesIsSearchedForAndAnotherOneIsNot)
   CellLease lease(write(a));
   ASSERT_TRUE(lease.acquire(&conflict));
   const Ref<Op> op = push({write(a)}, [] {});
-  EXPECT_EQ(text_of_wait_for(*op).find("hangs on"), std::string::npos);
+  EXPECT_EQ(text_of_wait_for(*op).find("is kept by"), std::string::npos);
   EXPECT_EQ(searches, 0);
   ASSERT_TRUE(view.open(&conflict));
   const std::string text = text_of_wait_for(*op);
   EXPECT_NE(text.find("which waits for a lease for writing, taken by thread "), std::string::npos) << text;
-  EXPECT_NE(text.find("; its view hangs on: variable `x`"), std::string::npos) << text;
+  EXPECT_NE(text.find("; its view is kept by: variable `x`"), std::string::npos) << text;
   WaitNode node;
   node.request = op.get();
   report_kept_views(node);

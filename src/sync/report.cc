@@ -146,7 +146,7 @@ std::string found(const Holder& holder) {
   find_views(holder, text.data(), text.size());
   if (text[0] == '\0') return {};
   const bool is_view = holder.kind == HolderKind::kView;
-  return concat(is_view ? "; it hangs on: " : "; its view hangs on: ", text.data());
+  return concat(is_view ? "; it is kept by: " : "; its view is kept by: ", text.data());
 }
 
 }  // namespace

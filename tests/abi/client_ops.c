@@ -461,19 +461,19 @@ static void reports_of_tasks(void) {
   task_here = 1;
   OK(tenon_view_open(&view, array, TENON_WRITE, "view.c:2", &error));
   CHECK(tenon_lease_report(&second, text, sizeof text) == 1 && searches == 1);
-  CHECK(strstr(text, "; its view hangs on: variable `x` of main (client_ops.c:1)") != NULL);
+  CHECK(strstr(text, "; its view is kept by: variable `x` of main (client_ops.c:1)") != NULL);
 
   CHECK(tenon_lease_release(&lease) == 1 && called == 0);
   CHECK(tenon_lease_report(&second, NULL, 0) == 0 && reports == 1);
   CHECK(strstr(last_report, "a writable view of it, taken at view.c:2 by thread ") == last_report);
-  CHECK(strstr(last_report, " outlived its block and keeps others waiting; it hangs on: variable `x`") !=
+  CHECK(strstr(last_report, " outlived its block and keeps others waiting; it is kept by: variable `x`") !=
         NULL);
   CHECK(tenon_lease_report(&second, text, sizeof text) == 1 && reports == 1);
   CHECK(strstr(text, "a writable view of it, taken at view.c:2 by thread ") == text);
-  CHECK(strstr(text, "; it hangs on: variable `x` of main (client_ops.c:1)") != NULL);
+  CHECK(strstr(text, "; it is kept by: variable `x` of main (client_ops.c:1)") != NULL);
   task_here = 2;
   CHECK(tenon_array_wait(array, TENON_READ, 1000000000, &error) == TENON_ERR_DEADLOCK);
-  CHECK(strstr(error.message, "it hangs on: variable `x`") != NULL);
+  CHECK(strstr(error.message, "it is kept by: variable `x`") != NULL);
   tenon_view_close(&view);
   CHECK(called == 1 && tenon_lease_report(&second, text, sizeof text) == 0 && text[0] == '\0');
   OK(tenon_lease_check(&second, &error));

@@ -524,7 +524,7 @@ def test_a_view_whose_place_is_not_found_leaves_all_ways_open(monkeypatch):
     with pytest.raises(tn.LeaseConflict) as caught:
         tn.push(tn.fill, tn.out(a), 1)
     message = str(caught.value)
-    assert "It hangs on" not in message
+    assert "It is kept by" not in message
     for way in ("a.drop_views()", "with a.write() as v:", "'wait'", "'ignore'"):
         assert way in message
     assert "'copy'" not in message  # the view writes

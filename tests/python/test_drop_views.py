@@ -44,7 +44,7 @@ def test_a_caught_exception_is_found_named_and_let_go_of():
     )
     with pytest.raises(tn.LeaseConflict) as caught:
         fill(a)
-    assert f"It hangs on: {frame} {here(-1)}." in str(caught.value)
+    assert f"It is kept by: {frame} {here(-1)}." in str(caught.value)
     assert "`a.drop_views()`" in str(caught.value)
     del caught
     assert a.drop_views() == []
@@ -127,7 +127,7 @@ def test_the_last_error_of_a_session_is_found_named_and_let_go_of(name):
     trace = "traceback" if "trace" in name else "traceback of the ValueError"
     text = f"variable `v` of raise_with ({__file__}:{line}), a frame of the {trace} in sys.{name}"
     assert texts(a) == [text]
-    with pytest.raises(tn.LeaseConflict, match=f"It hangs on: variable `v` .* in sys.{name}"):
+    with pytest.raises(tn.LeaseConflict, match=f"It is kept by: variable `v` .* in sys.{name}"):
         fill(a)
     assert a.drop_views() == []
     assert not hasattr(sys, name)

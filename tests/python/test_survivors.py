@@ -715,7 +715,7 @@ def test_who_would_wait_for_a_view_is_told_on_what_it_hangs(how, in_a_process_wi
         view = np.asarray(a)
         op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
         calls = {"write": lambda: a.write().__enter__(), "lease": lambda: a.lease("w")}
-        with pytest.raises(tn.DeadlockError, match=r"it hangs on: variable `view` of .*wait_for_own_view"):
+        with pytest.raises(tn.DeadlockError, match=r"it is kept by: variable `view` of .*wait_for_own_view"):
             calls[how]()
         del view
         op.wait()

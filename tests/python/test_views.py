@@ -34,7 +34,7 @@ def test_a_conflict_names_the_variable_and_the_ways_out():
         tn.push(tn.copy, b, tn.out(a))
     message = str(caught.value)
     assert message.startswith("cannot push an op on the array of shape (4,)")
-    assert f"ago. It hangs on: variable `x` of {here(-3)}. To go on: drop it (`del x`); or " in message
+    assert f"ago. It is kept by: variable `x` of {here(-3)}. To go on: drop it (`del x`); or " in message
     assert "on_conflict='ignore'" in message and "with a.write()" in message
     assert "readonly" not in message  # the op writes
     assert "drop_views" not in message  # nothing that it would clear
@@ -60,7 +60,7 @@ def test_a_conflict_with_an_original_names_it():
         fill(a)
     here_name = "test_a_conflict_with_an_original_names_it"  # fill() has pushed the op
     way = f"To go on: drop it in {here_name} (`del x`); or import a copy (`a = tn.from_numpy(x.copy())`); or "
-    assert f"a base of it. It hangs on: variable `x` of {here(-3)}. {way}" in str(caught.value)
+    assert f"a base of it. It is kept by: variable `x` of {here(-3)}. {way}" in str(caught.value)
     [holder] = drop_views(a)
     assert (holder.kind, holder.mode, holder.where) == ("view", "r", f"variable `x` of {here(-1)}")
     del x, caught
@@ -77,14 +77,14 @@ def test_a_conflict_of_a_native_function_names_what_its_pointers_write():
     source, destination = np.asarray(a.readonly()), np.asarray(b.readonly())
     with pytest.raises(tn.LeaseConflict) as caught:
         tn.push(scale, a, b, 8, 3.0)
-    assert f". It hangs on: variable `destination` of {here(-1)}. To go on" in str(caught.value)
+    assert f". It is kept by: variable `destination` of {here(-1)}. To go on" in str(caught.value)
     assert source.size == destination.size == 8
 
 
 def test_a_conflict_that_new_memory_does_not_end_names_the_variable():
     a = tn.zeros(4)
     x = np.asarray(a)
-    with pytest.raises(tn.LeaseConflict, match=r"It hangs on: variable `x` of "):
+    with pytest.raises(tn.LeaseConflict, match=r"It is kept by: variable `x` of "):
         tn.push(tn.fill, tn.inout(a), 1, on_conflict="copy")
     assert x.tolist() == [0] * 4
 
@@ -95,7 +95,7 @@ def test_a_conflict_that_no_view_makes_is_told_as_it_is():
         seen = np.asarray(a)
         with pytest.raises(tn.LeaseConflict) as caught, a.write():
             pass
-    assert "It hangs on" not in str(caught.value)
+    assert "It is kept by" not in str(caught.value)
     del seen
 
 

@@ -83,11 +83,11 @@ class Holder:
 HOLDS = {
     "kept_view": (
         f"a writable view of it, taken at {HERE} by thread THREAD",
-        "it hangs on: variable `kept` of",
+        "it is kept by: variable `kept` of",
     ),
     "block": (
         f"a lease for writing, taken at {HERE} by thread THREAD",
-        "its view hangs on: variable `view_of_block` of",
+        "its view is kept by: variable `view_of_block` of",
     ),
     "lease": (f"a lease for writing, taken at {HERE} by thread THREAD", ""),
     "op": (f"the op 'slow' that writes it, pushed at {HERE} by thread THREAD", ""),
@@ -307,7 +307,7 @@ def test_the_views_of_the_holder_s_thread_are_named_first():
     a = tn.zeros(8)
     own = np.asarray(a.readonly())
     holder = Holder("kept_view", a)
-    with pytest.raises(TimeoutError, match="it hangs on: variable `kept` of"):
+    with pytest.raises(TimeoutError, match="it is kept by: variable `kept` of"):
         a.lease("r", timeout=0.01)
     threads = {"kept": holder.thread, "own": threading.get_native_id()}
     for name, thread in threads.items():

@@ -20,7 +20,7 @@ from .._array.fields import Fields, FieldsLike, unwritten_text
 from .._core import NativeWorker, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views
-from .._sync.lease import where_views_hang
+from .._sync.lease import where_views_are_kept
 from .._values import flag
 from .schema import schema_of
 
@@ -163,7 +163,7 @@ class WorkerBatch(Fields):
 
     def _let_go(self, name: str, frame: FrameType | None) -> None:
         if name in self._views and not end_views([self._views.pop(name), self._roots.pop(name)], frame):
-            where = where_views_hang([self._slot().array(self._names.index(name))])
+            where = where_views_are_kept([self._slot().array(self._names.index(name))])
             raise LeaseEscaped(
                 f"views of field {name!r} live on after the batch was filled{where}; drop them, or copy what "
                 "is to be kept"

@@ -15,7 +15,7 @@ from .._array.share import Shared, settings
 from .._core import ChannelCalls, NativeItem, NDArray, loan_field, received_field
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views, settle
-from .._sync.lease import where_views_hang
+from .._sync.lease import where_views_are_kept
 from .._values import count
 
 if TYPE_CHECKING:
@@ -274,11 +274,13 @@ class Loan(Fields, NativeItem):
             del frame
             gc.collect()  # views in reference cycles that nothing uses
             settle(is_error_near=True)
-            where = where_views_hang([self._field_array(number) for number in range(len(self._names))])
+            where = where_views_are_kept([self._field_array(number) for number in range(len(self._names))])
         try:
             self._send_item()
         except LeaseEscaped as error:
-            error.args = (f"{error}{where}", *error.args[1:])
+            if where:
+                text = str(error).replace("still exists", f"still exists ({where.lstrip(',; ')})", 1)
+                error.args = (text, *error.args[1:])
             raise
 
     def __enter__(self) -> Loan:

@@ -13,7 +13,7 @@ from typing import Any
 from .. import _core
 from .._core import NDArray
 from .._errors import describe, text_of
-from .lease import where_views_hang
+from .lease import where_views_are_kept
 from .results import refuse_lost_result
 
 _READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's texts end
@@ -49,7 +49,9 @@ class Body:
         while views:
             view = views.pop()
             if sys.getrefcount(view) > 2:  # besides the variable here and the argument: it is kept
-                self.escapes = self.escapes or where_views_hang(self.arrays())  # while it shows the memory
+                self.escapes = self.escapes or where_views_are_kept(
+                    self.arrays()
+                )  # while it shows the memory
                 _core.empty_view(view, False, self.function)
             del view
         return result
@@ -94,7 +96,7 @@ def describe_escape(body: Callable[..., Any]) -> str:
     """The message for an op whose body has ended while a view that it took still exists."""
     where = ""
     if isinstance(body, Body):
-        where = body.escapes or where_views_hang(body.arrays())
+        where = body.escapes or where_views_are_kept(body.arrays())
     return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
 
 

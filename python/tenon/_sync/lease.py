@@ -155,13 +155,14 @@ def heed_survivors(array: NDArray, what: str) -> None:
     settle(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     if views:
+        count = "a view" if len(views) == 1 else f"{len(views)} views"
         raise LeaseEscaped(
-            f"{len(views)} views of the {what} live on after the block"
-            f"{where_views_hang([array], views)}; drop them, or copy what is to be kept"
+            f"{count} of the {what} still exist{'s' * (len(views) == 1)} after the block"
+            f"{where_views_are_kept([array], views)}; drop such views, or copy what is to be kept"
         )
 
 
-def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -> str:
+def where_views_are_kept(arrays: list[NDArray], views: list[Holder] | None = None) -> str:
     """For a message: where views of the arrays were taken, and what refers to them, if that is found."""
     if views is None:
         views = [holder for array in arrays for holder in leases(array) if holder.kind == "view"]
@@ -176,7 +177,7 @@ def where_views_hang(arrays: list[NDArray], views: list[Holder] | None = None) -
     except Exception:  # the message of the caller matters more
         return text
     if found:
-        text += f"; they hang on: {'; '.join(found[:_MAX_NAMED])}"
+        text += f"; kept by: {'; '.join(found[:_MAX_NAMED])}"
     return text
 
 

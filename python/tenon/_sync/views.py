@@ -134,7 +134,7 @@ def explain(
 
     in_way = [row for row in rows if is_in_way(*row[:2])] or rows
     if places:
-        text += f". It hangs on: {_some([place.text for place in places])}"
+        text += f". It is kept by: {_some([place.text for place in places])}"
     ways = _ways_out(in_way, places, is_original, arguments, can_renew)
     text += f". To go on: {'; or '.join(ways)}."
     error.args = (text, *error.args[1:])

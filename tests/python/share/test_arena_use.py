@@ -251,7 +251,7 @@ def test_in_the_debug_mode_a_view_that_outlives_the_block_is_an_error(make_arena
     arena = make_arena()
     kept = []
     with (
-        pytest.raises(tn.LeaseEscaped, match="views of the arena live on") as told,
+        pytest.raises(tn.LeaseEscaped, match="a view of the arena still exists after the block") as told,
         arena.use("features") as f,
     ):
         kept.append(f.A[1:])

@@ -39,7 +39,7 @@ KEEP = "lease = a.lease('w'); kept = a.numpy(); lease.release()"
 
 def hangs_on(name):
     """In a variable of the code that another process runs."""
-    return rf"hangs on: (variable `{name}`|item '{name}') of "
+    return rf"is kept by: (variable `{name}`|item '{name}') of "
 
 
 def until(is_so, what):
