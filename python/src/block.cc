@@ -246,6 +246,8 @@ bool end_views(WithBlock& block, nb::handle error) {
 void fail(WithBlock& block, nb::handle error) {
   std::string message = "the block that wrote it ended with ";
   message += is_python_ending() ? "Python" : text_of(nb::object(callback(Callback::kTextOf)(error)));
+  if (!is_python_ending() && PyErr_GivenExceptionMatches(error.ptr(), PyExc_GeneratorExit) != 0)
+    message += " (the generator that has this block was left early)";
   message += "; write all of it (`a[...] = x`), or keep what it holds (`a.clear_error()`)";
   const owners::Collector collector;
   tenon_lease_fail(block.lease, message.c_str());

@@ -128,7 +128,9 @@ def text_of(error: BaseException) -> str:
     """The type and text of any exception, also of one whose text cannot be made. It can be encoded as
     UTF-8."""
     try:
-        text = f"{type(error).__name__}: {error}"
+        text = type(error).__name__
+        if reason := str(error):
+            text += f": {reason}"
     except BaseException as reason:
         text = f"{type(error).__name__}, whose text cannot be made ({type(reason).__name__})"
     return _printable(text)

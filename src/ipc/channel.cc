@@ -469,8 +469,17 @@ Channel::~Channel() {
   delete room_watch_.load(std::memory_order_relaxed);
 }
 
-void Channel::throw_timeout(const char* doing) const {
-  throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given", ends_.stopped_text());
+std::string Channel::use_text() const {
+  const ChannelStatistics now = statistics();
+  const auto counted = [](uint32_t n, const char* what) { return concat(n, " ", what, n == 1 ? "" : "s"); };
+  return concat(now.in_use, " of ", plan_.slots, " slots in use, ", counted(now.ready, "item"), ", ",
+                counted(now.producers, "producer"), " and ", counted(now.consumers, "consumer"),
+                ends_.stopped_text());
+}
+
+void Channel::throw_timeout(const char* doing, const Deadline& deadline) const {
+  throw_error(Code::kTimeout, "nothing to ", doing, " the channel in the time given",
+              timeout_text(deadline.timeout_ns()), ": ", use_text());
 }
 
 // Tries until it succeeds: polls the event for a while, then sleeps. False: the deadline left no time.
@@ -510,12 +519,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     EventWait& operator=(const EventWait&) = delete;
     ~EventWait() { segment.end_wait(event); }
   } const waiting{*segment_, event};
-  const auto describe = [&] {
-    const ChannelStatistics now = statistics();
-    return concat("to ", doing, " a channel with ", now.ready, " items, of whose ", plan_.slots, " slots ",
-                  now.in_use, " are in use, ", now.producers, " producers and ", now.consumers, " consumers",
-                  ends_.stopped_text());
-  };
+  const auto describe = [&] { return concat("to ", doing, " a channel with ", use_text()); };
   while (true) {
     os::Sleep words[os::kMostWords];
     size_t n = 0;
@@ -527,7 +531,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     const int64_t slice = has_died ? 0 : will_be_woken ? Waiter::kSliceNs : pace.next_ns(Waiter::kSliceNs);
     const WaitEnd end = waiter.sleep_on(words, n, slice, describe);
     if (end == WaitEnd::kTimeout) {
-      if (!try_once_more(event, attempt)) throw_timeout(doing);
+      if (!try_once_more(event, attempt)) throw_timeout(doing, deadline);
       return;
     }
     if (end == WaitEnd::kInterrupted)

@@ -140,7 +140,9 @@ class Channel {
   Watch* watch_of(const SharedEvent& event) const noexcept;
   template <class Try>
   bool try_once_more(const SharedEvent& event, Try attempt);
-  [[noreturn]] void throw_timeout(const char* doing) const;
+  // "4 of 4 slots in use, 0 items, 1 producer and 1 consumer", and which of them are stopped.
+  std::string use_text() const;
+  [[noreturn]] void throw_timeout(const char* doing, const Deadline& deadline) const;
   template <class Try>
   bool wait(SharedEvent& event, SpinBudget& budget, const Deadline& deadline, const char* doing, Try attempt);
   template <class Try>

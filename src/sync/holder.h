@@ -46,6 +46,7 @@ std::string dead_owner_text(const Holder& holder);
 // Of the memory of an item of a channel that this process does not possess.
 inline constexpr char kNotHeldText[] =
     "the item of its channel was sent or dropped, or other processes read it, or it belongs to the process "
-    "that has forked this one";
+    "that has forked this one; loan or receive an item in this process (one that several processes receive "
+    "can only be read)";
 
 }  // namespace tenon::impl

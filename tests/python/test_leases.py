@@ -463,3 +463,21 @@ def test_the_error_after_a_failed_block_says_what_helps():
     assert "(`a.clear_error()`)" in str(told.value)
     a.clear_error()
     assert a.tolist() == [1, 0, 0]
+
+
+def test_a_generator_that_is_left_early_leaves_no_value():
+    a = tn.zeros(3)
+
+    def rows():
+        with a.write() as v:
+            yield from v
+
+    for _ in rows():
+        break
+    with pytest.raises(tn.OpError) as told:
+        a.tolist()
+    assert "ended with GeneratorExit (the generator that has this block was left early); " in str(told.value)
+    with pytest.raises(KeyboardInterrupt), a.write(overwrite=True):
+        raise KeyboardInterrupt
+    with pytest.raises(tn.OpError, match="ended with KeyboardInterrupt; write all of it"):
+        a.tolist()

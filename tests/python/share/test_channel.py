@@ -187,7 +187,7 @@ def test_an_exception_drops_the_item_and_so_does_a_view_that_lives_on():
     kept = []
     with pytest.raises(tn.LeaseEscaped, match="item 0 of list `kept`") as told, channel.loan() as item:
         kept.append(item.x[3:])
-    assert f"{__file__}:" in str(told.value)
+    assert f"still exists (taken at {__file__}:" in str(told.value)
     assert channel.stats()["sent"] == 0
     kept.clear()
     with pytest.raises(AttributeError, match="sent or dropped"):
@@ -298,9 +298,19 @@ def test_what_cannot_work_is_refused(arguments, text):
         tn.Channel(**({"schema": SCHEMA} | arguments))
 
 
+def test_a_timeout_says_which_slots_are_in_use():
+    channel = tn.Channel(SCHEMA, slots=2)
+    loans = [channel.loan(), channel.loan()]
+    with pytest.raises(TimeoutError) as told:
+        channel.loan(timeout=0.01)
+    assert " in the time given (0.01 s): 2 of 2 slots in use, 0 items, 1 producer and 0 c" in str(told.value)
+    for loan in loans:
+        loan.drop()
+
+
 def test_the_end_of_a_channel_is_no_other_error():
     channel = tn.Channel(SCHEMA, slots=2)
-    with pytest.raises(ValueError, match="timeout is -1: it must be seconds"):
+    with pytest.raises(ValueError, match="timeout is -1: it must not be negative"):
         channel.recv(timeout=-1)
     channel.close()
     with pytest.raises(EOFError):
