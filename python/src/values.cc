@@ -89,7 +89,11 @@ int64_t nanoseconds_from(nb::handle seconds, const char* name, const char* or_no
       nb::raise_python_error();
     }
   }
-  if (!(given >= 0)) raise(PyExc_ValueError, "%s is %R: it must be seconds%s", name, seconds.ptr(), or_none);
+  if (!(given >= 0)) {
+    raise(PyExc_ValueError,
+          given < 0 ? "%s is %R: it must not be negative" : "%s is %R: it must be seconds%s", name,
+          seconds.ptr(), or_none);
+  }
   return static_cast<int64_t>(std::min(given * 1e9, 9e18));
 }
 

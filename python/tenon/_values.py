@@ -54,7 +54,9 @@ def seconds(value: Any, name: str, or_none: str = "") -> float:
         raise TypeError(f"{name} is {value!r}: it must be seconds{or_none}") from None
     except OverflowError:
         number = math.inf if value > 0 else -math.inf
-    if math.isnan(number) or number < 0:
+    if number < 0:
+        raise ValueError(f"{name} is {value}: it must not be negative")
+    if math.isnan(number):
         raise ValueError(f"{name} is {value}: it must be seconds{or_none}")
     return number
 

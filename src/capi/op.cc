@@ -96,7 +96,7 @@ std::span<const tenon_use> checked_uses(const tenon_work* work, int32_t n, const
 
 void check(const tenon_work& work, const tenon_use& use) {
   const Array& array = *capi::unwrap(not_null(use.array, "array of a use"));
-  check_flags(use.flags, TENON_OVERWRITE | TENON_BORROWED, "tenon_push");
+  check_flags(use.flags, TENON_OVERWRITE | TENON_BORROWED, "tenon_use");
   if (checked_access(use.access) == Access::kRead || !array.is_readonly()) return;
   throw_error(Code::kBuffer, "op '", work.name != nullptr ? work.name : "",
               "' cannot write the array of shape ", shape_text(array.shape()), ": it is read-only");

@@ -442,7 +442,7 @@ TEST_F(Processes, ThatCannotBeWatchedAreAnErrorAndNotLeftBehind) {
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_NE(text.find("worker process 1"), std::string::npos) << text;
-  EXPECT_NE(text.find("cannot be watched: Too many open files"), std::string::npos) << text;
+  EXPECT_NE(text.find("cannot be watched (pidfd_open): Too many open files"), std::string::npos) << text;
 }
 
 TEST_F(Processes, RoundRobinGivesEachItsBatches) {

@@ -151,7 +151,8 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
     } else if (failure.empty()) {
       const int pidfd = pidfd_open(pid);
       if (pidfd < 0) {
-        failure = concat("worker process ", worker, " (", pid, ") cannot be watched: ", std::strerror(errno));
+        failure = concat("worker process ", worker, " (", pid,
+                         ") cannot be watched (pidfd_open): ", std::strerror(errno));
         if (errno != ESRCH) (void)kill(static_cast<pid_t>(pid), SIGKILL);
         int32_t status = 0;
         if (generator_.start == nullptr) {

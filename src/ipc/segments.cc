@@ -514,7 +514,7 @@ Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
                                  ? open_named(name, lock, !is_readonly, Code::kNotFound, opened)
                                  : nullptr;
     if (segment == nullptr) {
-      throw_error(Code::kNotFound, "no process of this user shares an array named '", name, "' (by '",
+      throw_error(Code::kNotFound, "no process of this user shares memory named '", name, "' (by '",
                   lock.path(), "'); is the process that creates it running?");
     }
     const uint32_t generation = segment->block(0).generation.load(std::memory_order_relaxed);

@@ -314,7 +314,7 @@ class AttachedFeed(Forms):
     def _owner_died(self, pid: int) -> OwnerDied:
         self._died = OwnerDied(
             f"process {pid or self.pid}, which served feed {self.name!r}, has died; "
-            "batches in hand stay valid",
+            "the batches that this process has stay valid",
             pid or self.pid,
         )
         return self._died

@@ -184,8 +184,8 @@ def test_bad_values_of_limits_are_named_and_no_handle_is_left(limits, error, tex
 def test_the_native_part_refuses_bad_times_too():
     """It raises while the GIL is held."""
     a = tn.zeros(3, shared=True)
-    for seconds in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"timeout is {seconds}: it must be seconds"):
+    for seconds, text in ((-1.0, "it must not be negative"), (float("nan"), "it must be seconds")):
+        with pytest.raises(ValueError, match=f"timeout is {seconds}: {text}"):
             _core.limit_handle(_core.send_array(a), 0, seconds)
     tn.revoke_handles(a)
 
