@@ -232,8 +232,8 @@ TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t 
 
 /* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: the line of the caller,
  * for timelines; it is copied, and may be NULL. Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED,
- * CLOSED, LEASE_CONFLICT (the channel is full, with TENON_WHEN_FULL_RAISE; or a forked child has inherited a
- * view of the slot). */
+ * CLOSED, LEASE_CONFLICT (the channel is full, with TENON_WHEN_FULL_RAISE; or this is a forked child, and it
+ * has inherited views of the only free slots). */
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
 /* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
