@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Assignments a[...] = x, where x is a number, an array of any library or a list.
+// Assignments a[...] = x, where x is a number, an array of any library or a list. The numbers of Python in x
+// must fit the dtype. Arrays and NumPy's scalars have a dtype of their own and are cast as C does.
 #pragma once
 
 #include "python.h"
@@ -8,10 +9,11 @@
 namespace tenon::python {
 
 // destination[...] = value, broadcast and cast. Throws ValueError (read-only, shapes, NaN to integers),
-// TypeError, OverflowError (an int that the dtype cannot hold).
+// TypeError (complex to real), OverflowError (a number that an integer dtype cannot hold), before it writes.
 void assign(const Array& destination, nb::handle value);
 
 // value as an array, on its own memory where possible; read-only where its producer cannot say that it is
 // writable. A NumPy array stays writable itself; a byte-swapped or unaligned one is copied.
-Array array_from(nb::handle value);
+// dtype: what the caller casts the array to, or null. The numbers of Python in value must fit it.
+Array array_from(nb::handle value, const DType* dtype = nullptr);
 }  // namespace tenon::python

@@ -13,21 +13,6 @@
 namespace tenon::python {
 namespace {
 
-// The dtype with a counterpart in Python that holds every value of dtype.
-DType wide_type_of(DType dtype) {
-  if (dtype.lanes() != 1) {
-    raise(PyExc_TypeError, "elements of %s are vectors, which have no Python counterpart",
-          dtype.name().c_str());
-  }
-  switch (dtype.code()) {
-    case TENON_BOOL: return dtype_of<bool>();
-    case TENON_INT: return dtype_of<int64_t>();
-    case TENON_UINT: return dtype_of<uint64_t>();
-    case TENON_COMPLEX: return dtype_of<std::complex<double>>();
-    default: return dtype_of<double>();
-  }
-}
-
 // Contiguous elements of a wide type.
 struct WideElements {
   explicit WideElements(const Array& source) : array(copied(on_host(source), wide_type_of(source.dtype()))) {}

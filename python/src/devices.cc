@@ -10,6 +10,7 @@
 
 #include "dims.h"
 #include "dtype.h"
+#include "elements.h"
 #include "ndarray.h"
 #include "numpy_dtype.h"
 #include "numpy_lend.h"
@@ -73,6 +74,7 @@ class CudaInterface {
 
 NativeOp push_copy(const Array& source, const Array& destination, Text name, int32_t on_conflict) {
   const std::string op_name = name.get("name");
+  check_cast(source.dtype(), destination.dtype());
   tenon_copy_options options{};
   options.struct_size = sizeof options;
   options.on_conflict = on_conflict;
@@ -257,7 +259,9 @@ void add_devices(nb::module_& module) {
   module.def(
       "copy_on",
       [](const Array& source, const DTypeLike& dtype, nb::handle device) {
-        return copied_on(source, dtype.get(), device_from(device));
+        const DType wanted = dtype.get();
+        check_cast(source.dtype(), wanted);
+        return copied_on(source, wanted, device_from(device));
       },
       nb::arg("source"), nb::arg("dtype"), nb::arg("device"),
       nb::sig("def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray"));

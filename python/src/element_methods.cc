@@ -65,7 +65,8 @@ void add_element_methods(nb::module_&) {
              nb::sig("def astype(self, dtype: DTypeLike, copy: bool = True) -> NDArray"),
              "The elements cast to a dtype, in new memory; with ``copy=False`` the array itself if it has "
              "the dtype.\n\n"
-             "Casts as C does: fractions are cut, integers out of range wrap.\n");
+             "Casts as C does: fractions are cut, integers out of range wrap. From complex to real is a "
+             "ComplexWarning of NumPy.\n");
   def_method(
       "copy", [](const Array& self) { return copied(self); }, "The elements in new memory, in C order.\n");
   def_method(

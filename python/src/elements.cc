@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "elements.h"
 
+#include <complex>
 #include <optional>
 
 #include "array_call.h"
@@ -32,9 +33,38 @@ auto run(const char* name, const Array* source, const Array* destination, Body&&
   return body();
 }
 
+void warn_of_dropped_parts(DType from, DType to) {
+  const nb::object warning = nb::module_::import_("numpy.exceptions").attr("ComplexWarning");
+  check_python(PyErr_WarnFormat(warning.ptr(), 1,
+                                "Casting complex values to real discards the imaginary part (%s to %s): take "
+                                "np.real(x)",
+                                from.name().c_str(), to.name().c_str()));
+}
+
 }  // namespace
 
+DType wide_type_of(DType dtype) {
+  if (dtype.lanes() != 1) {
+    raise(PyExc_TypeError, "elements of %s are vectors, which have no Python counterpart",
+          dtype.name().c_str());
+  }
+  switch (dtype.code()) {
+    case TENON_BOOL: return dtype_of<bool>();
+    case TENON_INT: return dtype_of<int64_t>();
+    case TENON_UINT: return dtype_of<uint64_t>();
+    case TENON_COMPLEX: return dtype_of<std::complex<double>>();
+    default: return dtype_of<double>();
+  }
+}
+
+void check_cast(DType from, DType to) {
+  if (from.code() != TENON_COMPLEX || to.code() == TENON_COMPLEX || to.code() == TENON_BOOL) [[likely]]
+    return;
+  warn_of_dropped_parts(from, to);
+}
+
 Array copied(const Array& source, DType dtype) {
+  check_cast(source.dtype(), dtype);
   if (is_on_device(source)) return copied_on(source, dtype, source.desc().device);
   return run("copyto", &source, nullptr, [&] { return source.copy(dtype); });
 }
@@ -45,6 +75,7 @@ void check_writable(const Array& array) {
 
 void copy_elements(const Array& source, const Array& destination) {
   check_writable(destination);
+  check_cast(source.dtype(), destination.dtype());
   run("copyto", &source, &destination, [&] { source.copy_to(destination); });
 }
 

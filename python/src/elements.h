@@ -7,6 +7,12 @@
 
 namespace tenon::python {
 
+// The dtype with a counterpart in Python that holds every value of dtype. Throws TypeError for vectors.
+DType wide_type_of(DType dtype);
+
+// Warns as NumPy if a cast drops imaginary parts. Throws the warning where warnings are errors.
+void check_cast(DType from, DType to);
+
 // New memory in C order, on the device of source.
 Array copied(const Array& source, DType dtype);
 inline Array copied(const Array& source) { return copied(source, source.dtype()); }

@@ -143,6 +143,14 @@ Array create(nb::object shape, const DTypeLike& dtype, bool is_zeroed) {
   return is_zeroed ? Array::zeros(dims.shape(), dtype.get()) : Array::empty(dims.shape(), dtype.get());
 }
 
+// dtype: what the caller casts the array to, or None.
+nb::object shared(nb::object data, nb::handle dtype) {
+  if (is_ndarray(data.ptr())) return data;
+  if (dtype.is_none()) return nb::cast(array_from(data));
+  const DType wanted = dtype_from(dtype);
+  return nb::cast(array_from(data, &wanted));
+}
+
 nb::dict statistics() {
   tenon_statistics now{};
   now.struct_size = sizeof now;
@@ -186,9 +194,8 @@ void add_memory(nb::module_& module) {
                      "readonly: bool) -> NDArray"));
   module.def("statistics", statistics, nb::sig("def statistics() -> dict[str, int]"),
              "What lives in this process, for tests and leak checks: storages, regions, heap_nbytes, views.");
-  module.def(
-      "share", [](nb::object data) { return is_ndarray(data.ptr()) ? data : nb::cast(array_from(data)); },
-      nb::arg("data").none(), nb::sig("def share(data: Any) -> NDArray"));
+  module.def("share", shared, nb::arg("data").none(), nb::arg("dtype").none() = nb::none(),
+             nb::sig("def share(data: Any, dtype: DTypeLike | None = None) -> NDArray"));
 }
 
 }  // namespace tenon::python

@@ -535,7 +535,7 @@ class NDArray:
         """
         The elements cast to a dtype, in new memory; with ``copy=False`` the array itself if it has the dtype.
 
-        Casts as C does: fractions are cut, integers out of range wrap.
+        Casts as C does: fractions are cut, integers out of range wrap. From complex to real is a ComplexWarning of NumPy.
         """
 
     def copy(self) -> NDArray:
@@ -890,7 +890,7 @@ def statistics() -> dict[str, int]:
     What lives in this process, for tests and leak checks: storages, regions, heap_nbytes, views.
     """
 
-def share(data: Any) -> NDArray: ...
+def share(data: Any, dtype: DTypeLike | None = None) -> NDArray: ...
 
 def create_on(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, device: str) -> NDArray: ...
 

@@ -4,6 +4,7 @@
 import copy
 import ctypes
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -188,6 +189,22 @@ def test_astype_casts_into_new_memory():
     assert a.astype("float32").data_ptr != a.data_ptr
     assert a.astype("float32", copy=False) is a
     assert a.astype("float64", copy=False) is not a
+
+
+def test_a_cast_from_complex_to_real_warns():
+    a = tn.array([1 + 2j, 0])
+    for cast in (
+        lambda: a.astype("float32"),
+        lambda: a.astype("int8", copy=False),
+        lambda: a.copyto(np.zeros(2)),
+        lambda: a.copyto(tn.zeros(2)),
+    ):
+        with pytest.warns(np.exceptions.ComplexWarning, match=r"complex128 to .*np\.real\(x\)"):
+            assert cast().tolist() == [1, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert a.astype("complex64").tolist() == a.tolist()
+        assert a.astype("bool").tolist() == [True, False]
 
 
 def test_copies_share_nothing():

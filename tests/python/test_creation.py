@@ -97,6 +97,31 @@ def test_asarray_shares_where_it_can():
     assert tn.asarray([1, 2]).tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("make", [tn.array, tn.asarray])
+def test_numbers_have_to_fit_the_dtype(make):
+    for data in ([300, -1], 300, -1.0, [[1, 2], (3, 2**70)]):
+        with pytest.raises(OverflowError, match="uint8"):
+            make(data, "uint8")
+    for data in (np.nan, [1, np.nan]):
+        with pytest.raises(ValueError, match="int32"):
+            make(data, "int32")
+    for data in (1j, [1j]):
+        for dtype in ("float32", "bfloat16", "int8"):
+            with pytest.raises(TypeError, match=dtype):
+                make(data, dtype)
+    assert make([255.9, 0, True], "uint8").tolist() == [255, 0, 1]
+    assert make([2**64 - 1, 1], "uint64").tolist() == [2**64 - 1, 1]
+    assert make([2**70, 1], "float64").tolist() == [2**70, 1]
+    assert make([1j, 0, 2**70], "bool").tolist() == [True, False, True]
+    assert make([], "int8").shape == (0,)
+    assert make([[], []], "bfloat16").shape == (2, 0)
+    assert make(2, "bfloat16").item() == 2
+    for data in (np.array([300, -1]), tn.array([300, -1]), [np.int64(300), np.int64(-1)]):
+        assert make(data, "uint8").tolist() == [44, 255]
+    with pytest.warns(np.exceptions.ComplexWarning, match="float32"):
+        assert make(np.array([2 + 1j]), "float32").tolist() == [2]
+
+
 @pytest.mark.parametrize(
     "data",
     ["text", b"bytes", [["ragged"], 1], pytest.param(object(), id="object"), None, {"a": 1}, [1, "x"]],

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexing is NumPy's: basic indices give windows on the same memory, lists and arrays select copies."""
 
+import collections
+import enum
+import math
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -302,14 +307,164 @@ def test_numbers_at_the_edge_fit(dtype, value):
 
 def test_numbers_of_the_wrong_kind_are_refused():
     a = tn.zeros(2, "int32")
-    with pytest.raises(ValueError, match="NaN"):
-        a[0] = float("nan")
+    with pytest.raises(ValueError, match=r"nan .* int32"):
+        a[0] = math.nan
+    with pytest.raises(OverflowError, match=r"-inf .* int32"):
+        a[0] = -math.inf
     with pytest.raises(TypeError, match="real"):
         a[0] = 1j
     for value in ("text", [["ragged"], 1], object(), None, {"a": 1}):
         with pytest.raises((TypeError, ValueError)):
             a[0] = value
     assert a.tolist() == [0, 0]
+
+
+class Level(enum.IntEnum):
+    HIGH = 300
+
+
+class Row(collections.UserList):
+    """A sequence that is no list."""
+
+
+class Table:
+    """A mapping: it has a length and no items at 0, 1, ..."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, key):
+        raise KeyError(key)
+
+
+# Numbers of Python in sequences, with two elements or broadcast to two.
+SEQUENCES = {
+    "negative": [-1, 300],
+    "tuple": (300, 1),
+    "nested": [[[1, 300]]],
+    "mixed": [(1.5, True)],
+    "range": range(299, 301),
+    "deque": collections.deque([1, 2**40]),
+    "user sequence": Row([300, 0]),
+    "class of int": [Level.HIGH, 1],
+    "fractions": [1.9, -1.9],
+    "fractions at the edge": [255.9, -0.9],
+    "large floats": [1e10, 0],
+    "bools": [True, False],
+    "more than 32 bits": [2**40, 0],
+    "2**63": [2**63, 0],
+    "not exact as float64": [2**63 + 1, 2**53 + 1],
+    "also floats": [2**53 + 1, 1.5],
+    "-2**63": [-(2**63), 0],
+    "2**64 - 1": [2**64 - 1, 1],
+    "2**64": [2**64, 1],
+    "2**70 and a float": [2**70, 1.5],
+    "no float64": [10**400, 0],
+    "NaN": [math.nan, 0.0],
+    "infinity": [0, -math.inf],
+    "complex": [1 + 2j, 0],
+    "NumPy's int": [np.int64(300), -1],
+    "only NumPy's int": [np.int64(300), np.int64(1)],
+    "NumPy's int and a large one": [np.int64(300), 2**40],
+    "NumPy's bool": [np.True_, 300],
+    "NumPy's complex": [np.complex64(1j), 1],
+    "arrays": [np.array(300), np.array(1)],
+    "rows": [[[300, 1]], np.array([[2, 3]])],
+    "empty": [],
+    "empty rows": [[], []],
+    "ragged": [[1, 2], [3]],
+}
+
+
+def outcome(array, value):
+    """What an assignment does: the elements afterwards, the error, and whether a part was dropped."""
+    error = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            array[...] = value
+        except (OverflowError, TypeError, ValueError) as raised:
+            error = type(raised)
+    dropped = [True for warning in caught if warning.category is np.exceptions.ComplexWarning]
+    return repr(array.tolist()), error, dropped  # as text: NaN does not equal itself
+
+
+@pytest.mark.parametrize("value", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "uint64", "float32", "complex64"])
+def test_numbers_in_sequences_are_converted_as_by_numpy(dtype, value):
+    expected = outcome(np.ones((2, 1, 2), dtype), value)
+    if expected[1] is not None:
+        expected = (repr(np.ones((2, 1, 2), dtype).tolist()), *expected[1:])  # NumPy may have written a part
+    assert outcome(tn.ones((2, 1, 2), dtype), value) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "error", "text"),
+    [
+        ("uint8", [2, 300], OverflowError, r"300 .* uint8: .*astype\('uint8'\)"),
+        ("int8", [-129.0], OverflowError, r"-129\.0 .* int8: .*wider"),
+        ("int64", [2**63], OverflowError, r"9223372036854775808 .* int64: use float64"),
+        ("int32", [math.nan], ValueError, "nan .* int32.*np.nan_to_num"),
+        ("int32", [math.inf], OverflowError, "inf .* int32.*np.nan_to_num"),
+        ("float32", [2j], TypeError, r"2j .* float32: take its \.real"),
+        ("bfloat16", [2j], TypeError, r"2j .* bfloat16: take its \.real"),
+        ("float8_e5m2", (0, 2j), TypeError, "2j .* float8_e5m2"),
+        ("uint8", [np.float64(300.5)], OverflowError, r"300\.5.* uint8"),
+        ("float32", [np.complex128(2j)], TypeError, "2j.* float32"),
+    ],
+)
+def test_numbers_in_lists_that_do_not_fit_are_named(dtype, value, error, text):
+    a = tn.ones(2, dtype)
+    for assign in (
+        lambda: a.__setitem__(..., value),
+        lambda: a.fill(value),
+        lambda: tn.full(2, value, dtype),
+    ):
+        with pytest.raises(error, match=text):
+            assign()
+    assert a.tolist() == [1, 1]
+
+
+def test_dtypes_that_numpy_does_not_have_take_lists():
+    for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        a = tn.zeros((2, 2), dtype)
+        a[...] = [[1, True], (-1.5, 2**10 if dtype == "bfloat16" else 256)]
+        assert a.tolist() == [[1, 1], [-1.5, 1024 if dtype == "bfloat16" else 256]]
+
+
+def test_what_has_no_numbers_is_refused_also_beside_numbers():
+    a = tn.ones(2)
+    holder = []
+    holder.append(holder)
+    for value in (["1", "2"], [None, 1], [object(), 1], Table(), {1, 2}, holder, [2**70, None]):
+        with pytest.raises((TypeError, ValueError)):
+            a[...] = value
+    assert a.tolist() == [1, 1]
+
+
+def test_arrays_keep_the_cast_of_c():
+    a = tn.zeros(2, "uint8")
+    for value in (np.array([300, -1]), tn.array([300, -1]), memoryview(np.array([300, -1]))):
+        a[...] = value
+        assert a.tolist() == [44, 255]
+    a[...] = np.int64(300)
+    assert a.tolist() == [44, 44]
+
+
+def test_a_complex_array_is_not_cast_to_real_in_silence():
+    a = tn.ones(2)
+    for value in (np.array([1 + 2j, 1]), tn.array([1 + 2j, 1]), np.complex64(1 + 2j)):
+        with pytest.warns(np.exceptions.ComplexWarning, match=r"complex(64|128) to float32.*np\.real\(x\)"):
+            a[...] = value
+        assert a.tolist() == [1, 1]
+        a[...] = 7
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(np.exceptions.ComplexWarning):
+                a[...] = value
+            assert a.tolist() == [7, 7]
+            tn.zeros(2, "bool")[...] = value
+            tn.zeros(2, "complex128")[...] = value
 
 
 sizes = st.integers(-9, 9) | st.none()

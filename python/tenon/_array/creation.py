@@ -70,7 +70,8 @@ def full(
     Parameters
     ----------
     fill_value : number or array
-        Broadcast to the shape. An int that does not fit the dtype raises OverflowError.
+        Broadcast to the shape, as by ``a[...] = fill_value``: a number that does not fit an integer dtype
+        raises OverflowError.
 
     The other parameters, and the errors, are those of `empty`.
     """
@@ -93,7 +94,8 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str | None = None) 
     ----------
     data : NDArray, array of another library, buffer, number or nested list
     dtype : dtype, str or another dtype, optional
-        Default: the dtype of the data; for numbers and lists, the dtype that NumPy selects.
+        Default: the dtype of the data; for numbers and lists, the dtype that NumPy selects. An array is cast
+        as by `NDArray.astype`. The numbers of a list have to fit.
     device : str, optional
         As for `empty`. Default: where the data are.
 
@@ -105,9 +107,13 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str | None = None) 
     Raises
     ------
     TypeError
-        The data are not numbers.
+        The data are not numbers, or a complex number of a list is to become a real one.
+    OverflowError
+        A number of a list is outside of the range of the integer dtype.
+    ValueError
+        A list has different lengths, or a NaN for an integer dtype.
     """
-    source = _core.share(data)
+    source = _core.share(data, dtype)
     wanted = source.dtype if dtype is None else dtype
     return source.astype(wanted) if device is None else _core.copy_on(source, wanted, device)
 
@@ -121,18 +127,18 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None
         An NDArray is returned unchanged. A NumPy array shares its memory and stays writable, so both sides
         may write (`from_numpy` allows only one). Byte-swapped and unaligned arrays, and lists, are copied.
     dtype : dtype, str or another dtype, optional
-        If it differs from the dtype of the data, the elements are copied.
+        If it differs from the dtype of the data, the elements are copied, as by `array`.
     device : str, optional
         As for `empty`. If the data are elsewhere, the elements are copied. Default: where the data are.
 
     Raises
     ------
-    TypeError
-        The data are not numbers.
+    TypeError, OverflowError, ValueError
+        Those of `array`.
     BufferError
         The library of the data refuses to export them.
     """
-    source = _core.share(data)
+    source = _core.share(data, dtype)
     converted = source if dtype is None else source.astype(dtype, copy=False)
     return converted if device is None else converted.to(device)
 
