@@ -313,18 +313,18 @@ TEST_P(RecordingOn, BodiesAreDroppedOnceBeforeTheLastReplayIsDone) {
 }
 
 TEST_P(RecordingOn, ABodyMayPushButNotWait) {
-  Cell a, b;
+  Cell a;
   const Ref<Recording> recording = Recording::create();
   Ref<Op> pushed;
   Conflict conflict;
   record(*recording, {write(a)}, [&] {
-    pushed = push({write(b)}, [&b] { b.value = 4; });
+    pushed = push({write(a)}, [&a] { a.value = 4; });  // behind the replay
     EXPECT_FALSE(pushed->wait(Deadline(-1), &conflict));
   });
   wait(replay(*recording));
   EXPECT_EQ(conflict.reason, Conflict::Reason::kInBody);
   wait(pushed);
-  EXPECT_EQ(b.value, 4);
+  EXPECT_EQ(a.value, 4);
 }
 
 TEST_P(RecordingOn, BodiesUseTheMemoryOfAllBodiesAndNoOther) {
