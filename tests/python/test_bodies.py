@@ -2,6 +2,7 @@
 """What the bodies of ops leave behind: failures of any text, arrays kept by exceptions, Ctrl-C; arrays that
 are read and overwritten; new memory for arrays beside readers."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -403,6 +404,58 @@ def test_a_body_may_not_return_what_it_reads_or_a_part_of_an_output():
     for function in (lambda x, y: x, lambda x, y: y[1:]):
         assert isinstance(tn.push(function, a, tn.out(b)).exception().__cause__, tn.LeaseEscaped)
     b[...] = 0
+
+
+class Steps:
+    def steps(self, x):
+        x[...] = 1
+        yield
+
+    async def __call__(self, x):
+        x[...] = 1
+
+
+async def steps_later(x):
+    x[...] = 1
+    yield
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (Steps().steps, "steps is a generator function"),
+        (functools.partial(Steps.steps, None), "partial is a generator function"),
+        (Steps(), "Steps is a coroutine function"),
+        (Steps().__call__, "__call__ is a coroutine function"),
+        (steps_later, "steps_later is a generator function"),
+    ],
+)
+def test_a_push_refuses_a_function_whose_body_would_not_run(function, text):
+    a = tn.zeros(2)
+    tn.push(fail, tn.write(a)).exception()
+    with pytest.raises(TypeError, match=rf"{text}.*work before it returns"):
+        tn.push(function, tn.overwrite(a))
+    with pytest.raises(TypeError, match=text):
+        tn.push_many([(function, tn.overwrite(a))])
+    with tn.record() as loop, pytest.raises(TypeError, match=text):
+        loop.push(function, tn.overwrite(a))
+    assert len(loop) == 0
+    with pytest.raises(tn.OpError, match="this op fails"):
+        a.tolist()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("method", "text"), [("steps", "a generator"), ("__call__", "a coroutine")], ids=["steps", "call"]
+)
+def test_an_op_fails_if_its_function_returns_a_body_that_has_not_run(method, text):
+    a = tn.zeros(2)
+    op = tn.push(lambda x: getattr(Steps(), method)(x), tn.overwrite(a))
+    with pytest.raises(tn.OpError, match=f"returned {text}, whose body has not run") as caught:
+        op.wait()
+    assert isinstance(caught.value.__cause__, TypeError)
+    with pytest.raises(tn.OpError):
+        a.tolist()
 
 
 def test_keywords_of_a_push_are_the_function_s():

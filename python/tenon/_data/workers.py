@@ -21,6 +21,7 @@ from .._core import NativeWorker, Schema
 from .._errors import LeaseEscaped
 from .._sync.endings import end_views
 from .._sync.lease import where_views_are_kept
+from .._sync.plain_functions import refuse_generators
 from .._values import flag
 from .schema import schema_of
 
@@ -742,20 +743,6 @@ class EachBatch:
 
 def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def refuse_generators(function: Any, name: str, hint: str) -> None:
-    """Functions whose call does not run their body."""
-    for called in (function, inspect.getattr_static(type(function), "__call__", None)):
-        if inspect.iscoroutinefunction(called):
-            kind = "a coroutine function"
-        elif inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            kind = "a generator function (it has a yield)"
-        else:
-            continue
-        raise TypeError(
-            f"{name} is {kind}: a call would not run its body. Use neither yield nor async; {hint}"
-        )
 
 
 def refuse_result(result: Any, name: str, hint: str) -> None:

@@ -14,6 +14,7 @@ from .. import _core
 from .._core import NDArray
 from .._errors import describe, text_of
 from .lease import where_views_are_kept
+from .plain_functions import UNRUN_RESULTS, close_unrun
 from .results import refuse_lost_result
 
 _READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's texts end
@@ -42,6 +43,12 @@ class Body:
         else:
             result = self.function(*self._given)
         if result is not None:
+            if type(result) in UNRUN_RESULTS:
+                name = getattr(self.function, "__qualname__", self.function)
+                raise TypeError(
+                    f"{name} returned {close_unrun(result)}, whose body has not run. Push a function that "
+                    "does its work before it returns"
+                )
             if any(self.are_overwritten):
                 refuse_lost_result(self.function, self._given, self.keywords, self.are_overwritten, result)
             result = tuple(map(self._own, result)) if type(result) is tuple else self._own(result)

@@ -20,6 +20,7 @@ from .copies import copy as copy_elements
 from .endings import settle, wait_for_searches
 from .function import CFunction
 from .ops import Op
+from .plain_functions import refuse_generators
 from .uses import Use, Uses
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ def push(
     Op
         Its result is what the function returned. If that is an array that the function got to write, alone or
         in a tuple, the result has the NDArray of the caller: ``push(np.negative, a, out(b)).result() is b``.
-        The op fails with TypeError if the function returns an array of the shape of an argument that it was
-        to `overwrite`, and its code never uses that parameter: ``push(lambda x, o: x * 2, a, out(b))``. A
-        parameter whose name begins with ``_`` need not be used.
+        The op fails with TypeError if the function returns a generator or a coroutine, or an array of the
+        shape of an argument that it was to `overwrite`, and its code never uses that parameter:
+        ``push(lambda x, o: x * 2, a, out(b))``. A parameter whose name begins with ``_`` need not be used.
 
     Raises
     ------
@@ -92,7 +93,8 @@ def push(
     MovedError
         The memory of an array was moved out.
     TypeError
-        The push only reads an array (`read`, ``reads=``) that a `CFunction` may write to.
+        The push only reads an array (`read`, ``reads=``) that a `CFunction` may write to. The function is a
+        generator or coroutine function, whose call would not run its body.
     ValueError, TypeError, BufferError
         Invalid arguments.
     """
@@ -195,6 +197,7 @@ class Work:
         self._fn = fn
         self._name = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
         self._policy = policy
+        refuse_generators(fn, self._name, "push a function that does its work before it returns")
         self._native = fn if isinstance(fn, CFunction) else None
         self._keywords = tuple(keywords)  # of the last arguments
         if self._native is not None:
