@@ -246,6 +246,8 @@ def test_bad_arguments_are_told_at_once_and_record_nothing():
             loop.push(tn.fill, tn.write(a.readonly()), 1)
         with pytest.raises(TypeError, match="list of NDArrays"):
             loop.push(tn.fill, a, 1, writes=a)
+        with pytest.raises(TypeError, match=r"'wait': .*loop\.replay\(on_conflict="):
+            loop.push(lambda x, **named: None, a, on_conflict="wait")
     assert len(loop) == 0
     with pytest.raises(ValueError, match="'raise', 'wait' or 'ignore'"):
         loop.replay(on_conflict="copy")

@@ -77,6 +77,11 @@ class Recording:
         """
         if self._state != "open":
             raise RuntimeError("functions are recorded inside of the block `with tn.record() as loop:`")
+        if "on_conflict" in keywords:
+            raise TypeError(
+                f"on_conflict is {keywords['on_conflict']!r}: it belongs to the whole replay. Pass it "
+                "there: loop.replay(on_conflict=...)"
+            )
         work = Work(fn, list(args), keywords, Uses(reads, writes, overwrites), name, 0)
         work.record(self._native, self._bodies)
         self._works.append(work)
