@@ -3,6 +3,7 @@
 
 import io
 import pickle
+import re
 import struct
 
 import numpy as np
@@ -143,6 +144,14 @@ def test_a_mapped_file_is_the_memory(tmp_path):
     del a
     assert tn.load(tmp_path / "a.npy").tolist() == [0, 5, 0, 0]
     assert not tn.load(tmp_path / "a.npy", mmap_mode="r").writable
+
+
+@pytest.mark.parametrize("mode", ["w", "w+", "x", "rw", "write", 0])
+def test_a_mode_that_would_empty_the_file_or_is_unknown_is_refused(tmp_path, mode):
+    tn.save(tmp_path / "a.npy", tn.ones(3))
+    with pytest.raises(ValueError, match=re.escape(f"mmap_mode is {mode!r}: it must be None, 'r', 'r+'")):
+        tn.load(tmp_path / "a.npy", mmap_mode=mode)
+    assert tn.load(tmp_path / "a.npy").tolist() == [1, 1, 1]
 
 
 def test_arrays_in_npz_files_may_have_any_name(tmp_path):

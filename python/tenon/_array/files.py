@@ -13,6 +13,7 @@ from . import params
 from .creation import empty
 
 File = str | os.PathLike[str] | BinaryIO
+_MMAP_MODES = (None, "r", "r+", "c")
 
 
 def _check_path(file: File) -> None:
@@ -150,14 +151,16 @@ def load(
     TypeError
         The elements of the file are not numbers.
     ValueError
-        The file is damaged, a name of a .params file is not UTF-8, or `mmap_mode` is given with `shared` or
-        for a .params file.
+        The file is damaged, a name of a .params file is not UTF-8, or `mmap_mode` is unknown, or is given
+        with `shared` or for a .params file.
     """
     import numpy as np
 
     if not _is_file(file, "read"):
         raise TypeError(_not_a_file(file))
     _check_path(file)
+    if mmap_mode not in _MMAP_MODES:  # 'w+' of NumPy empties the file
+        raise ValueError(f"mmap_mode is {mmap_mode!r}: it must be None, 'r', 'r+' or 'c'")
     if flag(shared, "shared") and mmap_mode is not None:
         raise ValueError(f"mmap_mode is {mmap_mode!r}: a mapped file cannot be in shared memory")
     if isinstance(file, (str, os.PathLike)):
