@@ -5,6 +5,7 @@ import io
 import pickle
 import re
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -25,6 +26,19 @@ DTYPES = [
     "float6_e2m3fn",
     "float4_e2m1fn",
 ]
+
+
+def saved(save, array):
+    stream = io.BytesIO()
+    save(stream, array)
+    return stream.getvalue()
+
+
+def zipped(name, content):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(name, content)
+    return stream.getvalue()
 
 
 def raw(a):
@@ -177,8 +191,54 @@ def test_what_files_cannot_hold_is_refused(tmp_path):
     with pytest.raises(TypeError, match="text"):
         tn.load(tmp_path / "text.npy")
     np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
-    with pytest.raises(ValueError):
-        tn.load(tmp_path / "objects.npy")
+    for mode in (None, "r"):
+        with pytest.raises(ValueError, match=r"objects\.npy: the file holds Python objects") as caught:
+            tn.load(tmp_path / "objects.npy", mmap_mode=mode)
+        assert "allow_pickle" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "the file is no npy, npz or .params file: it is empty"),
+        (b"hello", "the file is no npy, npz or .params file: it begins with b'hello'"),
+        (pickle.dumps(np.ones(2)), "the file is no npy, npz or .params file"),
+        (saved(np.save, np.ones(9))[:-8], "the file is damaged or cut off: "),
+        (saved(np.save, np.ones(9))[:40], "the file is damaged or cut off"),
+        (saved(np.save, np.ones(9)).replace(b"'descr'", b"(descr'"), "the file is damaged or cut off"),
+        (saved(np.savez, np.ones(9))[:-8], "the file is damaged or cut off: File is not a zip file"),
+        (saved(np.savez, np.ones(9)).replace(b"?", b"!"), "the file is damaged or cut off: Bad CRC"),
+        (
+            zipped("weights/data.pkl", b"text"),
+            "the file is no npz file: 'weights/data.pkl' in it is no array",
+        ),
+    ],
+    ids=["empty", "text", "pickle", "short", "no header", "bad header", "short zip", "bad zip", "torch"],
+)
+def test_a_damaged_file_is_named(tmp_path, content, text):
+    file = tmp_path / "x.npz"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"x.npz: {text}") as caught:
+        tn.load(file)
+    assert "allow_pickle" not in str(caught.value)
+    with open(file, "rb") as opened, pytest.raises(ValueError, match=f"x.npz: {text}"):
+        tn.load(opened)
+    with pytest.raises(ValueError, match=f"^{text}"):
+        tn.load(io.BytesIO(content))
+
+
+def test_an_open_file_is_no_text_and_is_not_mapped(tmp_path):
+    with pytest.raises(TypeError, match="file is StringIO: it must be a path or a binary file"):
+        tn.load(io.StringIO("text"))
+    tn.save(tmp_path / "a.npy", tn.ones(2))
+    with (
+        open(tmp_path / "a.npy", "rb") as opened,
+        pytest.raises(ValueError, match=r"'r': .* given by its path"),
+    ):
+        tn.load(opened, mmap_mode="r")
+    assert tn.load(tmp_path / "a.npy", mmap_mode="r").tolist() == [1, 1]
+    tn.save(tmp_path / "a.npy", tn.ones((0, 2)))
+    assert tn.load(tmp_path / "a.npy", mmap_mode="r").shape == (0, 2)
 
 
 PARAMS = [

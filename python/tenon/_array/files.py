@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
 from .. import _core
@@ -14,6 +16,7 @@ from .creation import empty
 
 File = str | os.PathLike[str] | BinaryIO
 _MMAP_MODES = (None, "r", "r+", "c")
+_BEGINNINGS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # of npy files, of npz files, of empty npz files
 
 
 def _check_path(file: File) -> None:
@@ -151,8 +154,8 @@ def load(
     TypeError
         The elements of the file are not numbers.
     ValueError
-        The file is damaged, a name of a .params file is not UTF-8, or `mmap_mode` is unknown, or is given
-        with `shared` or for a .params file.
+        The file is damaged, of another format, or holds Python objects, or a name of a .params file is not
+        UTF-8. `mmap_mode` is unknown, or is given with `shared`, a .params file or an open file.
     """
     import numpy as np
 
@@ -165,24 +168,64 @@ def load(
         raise ValueError(f"mmap_mode is {mmap_mode!r}: a mapped file cannot be in shared memory")
     if isinstance(file, (str, os.PathLike)):
         with open(file, "rb") as opened:
-            if opened.peek(8)[:8] == params.MAGIC:
+            first = opened.peek(8)[:8]
+            if first == params.MAGIC:
                 return _load_params(opened, mmap_mode, shared)
-    elif _begins_with_magic(file):
-        return _load_params(file, mmap_mode, shared)
-    content = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
+    else:
+        first = _first_bytes(file)
+        if first == params.MAGIC:
+            return _load_params(file, mmap_mode, shared)
+    if not first.startswith(_BEGINNINGS):
+        found = f"it begins with {first!r}" if first else "it is empty"
+        raise _error_of(file, f"the file is no npy, npz or .params file: {found}")
+    if mmap_mode is not None and not isinstance(file, (str, os.PathLike)):
+        raise ValueError(f"mmap_mode is {mmap_mode!r}: only a file that is given by its path can be mapped")
+    with _errors_of(file):
+        content = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
     if isinstance(content, np.ndarray):
         return _loaded(content, shared)
+    arrays = {}
     with content:
-        return {name: _loaded(content[name], shared) for name in content.files}
+        for name in content.files:
+            with _errors_of(file):
+                member = content[name]
+            if isinstance(member, bytes):
+                raise _error_of(file, f"the file is no npz file: {name!r} in it is no array")
+            arrays[name] = _loaded(member, shared)
+    return arrays
 
 
-def _begins_with_magic(file: BinaryIO) -> bool:
-    if not file.seekable():  # np.load needs that, too
-        return False
-    begin = file.tell()
-    first = file.read(len(params.MAGIC))
+def _first_bytes(file: BinaryIO) -> bytes:
+    begin = file.tell()  # np.load goes back, too
+    first: bytes | str = file.read(len(params.MAGIC))
     file.seek(begin)
-    return first == params.MAGIC
+    if isinstance(first, str):
+        raise TypeError(_not_a_file(file))
+    return first
+
+
+@contextlib.contextmanager
+def _errors_of(file: Any) -> Iterator[None]:
+    """Makes one error of those that NumPy raises for what a file holds."""
+    try:
+        yield
+    except Exception as error:
+        import tokenize
+        import zipfile
+        import zlib
+
+        kinds = (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+        if not isinstance(error, (*kinds, tokenize.TokenError)):
+            raise
+        text = str(error)
+        if "allow_pickle" in text or "Python objects" in text:  # NumPy's advice is for its own functions
+            raise _error_of(file, "the file holds Python objects, and an array has numbers") from None
+        raise _error_of(file, f"the file is damaged or cut off: {text}") from error
+
+
+def _error_of(file: Any, text: str) -> ValueError:
+    name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
+    return ValueError(text if name is None else f"{name}: {text}")
 
 
 def _load_params(file: Any, mmap_mode: str | None, shared: bool) -> list[NDArray] | dict[str, NDArray]:
@@ -191,8 +234,7 @@ def _load_params(file: Any, mmap_mode: str | None, shared: bool) -> list[NDArray
     try:
         return params.read(file, lambda shape, dtype: empty(shape, dtype, shared=shared))
     except ValueError as error:
-        name = getattr(file, "name", None)
-        raise error if name is None else ValueError(f"{name}: {error}") from None
+        raise _error_of(file, str(error)) from None
 
 
 def _loaded(array: Any, shared: bool) -> NDArray:
