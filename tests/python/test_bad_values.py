@@ -71,6 +71,47 @@ def test_of_the_end_of_a_feed(value):
     feed.close()
 
 
+NO_STATES = [
+    (None, TypeError, "None"),
+    ("abc", TypeError, "'abc'"),
+    ([0, 1], TypeError, r"\[0, 1\]"),
+    ({"epoch": 0}, ValueError, r"\['epoch'\]"),
+    ({"loader": {}, "now": {}}, ValueError, r"'loader', 'now'\]"),
+    ({"epoch": 0, "next": 0, "states": []}, ValueError, r"'states'\]"),
+]
+
+
+@pytest.mark.parametrize(("state", "error", "given"), NO_STATES, ids=repr)
+def test_of_what_is_no_state(state, error, given):
+    with tn.Feed(lambda batch: None, SCHEMA) as feed:
+        with pytest.raises(
+            error, match=f"state .*{given}: a state is what state_dict.. of a feed has returned"
+        ):
+            feed.load_state_dict(state)
+        assert feed.state_dict() == {"epoch": 0, "next": 0}
+    loader = tn.DataLoader([1, 2, 3])
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(error, match=rf"{given}: it (must be a dict|is not of).* a tenon\.DataLoader"):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["yielded"] == 1
+
+
+class Counter:
+    def __call__(self, batch): ...
+
+    def state(self): ...
+
+    def restore(self, state): ...
+
+
+@pytest.mark.parametrize("change", [{"states": 3}, {"ranks": 1}, {"ranks": (1,)}], ids=repr)
+def test_of_the_states_of_a_state(change):
+    told = pytest.raises((ValueError, TypeError), match=r"(states|ranks) of the state is .*it must be a")
+    with tn.Feed(Counter(), SCHEMA) as feed, told:
+        feed.load_state_dict(feed.state_dict() | change)
+
+
 @pytest.mark.parametrize("state", [(-1, 0), (0, -1), (2**70, 0), (0.5, 0), (0, "a")], ids=repr)
 def test_of_the_state_of_a_feed(state):
     with tn.Feed(lambda batch: None, SCHEMA) as feed:

@@ -20,9 +20,10 @@ from .._errors import OwnerDied, TenonError, log
 from .._ipc.channel import Received
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
-from .._values import count, seconds, text_for_c
+from .._values import seconds, text_for_c
 from .epochs import Iteration
 from .forms import Forms
+from .resuming import check_state
 from .serving import (
     EPOCH_AT,
     HAS_BEGUN_AT,
@@ -144,10 +145,12 @@ class AttachedFeed(Forms):
 
         Raises
         ------
+        TypeError
+            ``state`` is no dict.
         ValueError
-            The feed has begun to send, or this consumer has iterated.
+            The feed has begun to send, or this consumer has iterated; ``state`` has no ``epoch`` or ``next``.
         """
-        count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
+        check_state(state)
         if self._round is not None or (self._words[HAS_BEGUN_AT] and not self._words[IS_CLOSED_AT]):
             raise ValueError(
                 f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "

@@ -18,7 +18,7 @@ from .epochs import Epoch
 from .forms import Forms, Tensors, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
-from .resuming import check_can_resume, resume
+from .resuming import check_can_resume, check_state, resume
 from .schema import schema_of
 from .workers import EachBatch, Inline, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
 
@@ -460,15 +460,17 @@ class Feed(Forms):
 
         Raises
         ------
+        TypeError
+            ``state`` is no dict, or a value in it has a wrong type.
         ValueError
-            The state is behind the last batch, or that of a feed in another order; the generator cannot
-            continue there, or its states are those of other workers.
+            The state has no ``epoch`` or no ``next``, is behind the last batch, or is that of a feed in
+            another order; the generator cannot continue there, or its states are those of other workers.
         """
+        epoch, index = check_state(state)
         if state.get("shuffle") != self._order_state().get("shuffle"):
             raise ValueError(
                 f"state is {state}: this feed has another order, {self._order_state() or 'that of the index'}"
             )
-        epoch, index = count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
         if self._batches_of_all is not None and index > self._batches_of_all:
             raise ValueError(f"state is {state}: an epoch has {self._batches_of_all} batches")
         is_start = epoch == 0 and index == 0

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 from .._core import NativeFeed
@@ -10,6 +12,19 @@ from .._sync.function import CFunction
 from .._values import count
 from .plugin import Plugin
 from .workers import HOW_TO_RESUME
+
+_STATE = "a state is what state_dict() of a feed has returned, a dict with 'epoch' and 'next'"
+
+
+def check_state(state: Any) -> tuple[int, int]:
+    """The epoch and the next batch of a state. Raises TypeError or ValueError for what is no state."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state is {reprlib.repr(state)}: {_STATE}")
+    needed = ["epoch", "next"] + (["worker", "ranks"] if "states" in state else [])
+    for key in needed:
+        if key not in state:
+            raise ValueError(f"state has no {key!r}, only the keys {list(state)}: {_STATE}")
+    return count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
 
 
 def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], is_start: bool) -> None:
@@ -50,7 +65,12 @@ def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], 
 
 def resume(native: NativeFeed, state: dict[str, Any], ranks: tuple[int, int]) -> None:
     """Continues at a position with states."""
+    for key in ("states", "ranks"):
+        if not isinstance(state[key], (list, tuple)):
+            raise TypeError(f"{key} of the state is {reprlib.repr(state[key])}: it must be a list")
     states = list(state["states"])
+    if len(state["ranks"]) != 2:
+        raise ValueError(f"ranks of the state is {state['ranks']!r}: it must be a rank and a world_size")
     if tuple(state["ranks"]) != ranks:
         raise ValueError(
             f"the state is of rank {state['ranks'][0]} of {state['ranks'][1]}, and this feed is "

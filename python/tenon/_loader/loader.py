@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, TypeVar
 
 from .base import BaseLoader, torch
@@ -108,11 +109,18 @@ class DataLoader(BaseLoader[_T_co]):
 
         Raises
         ------
+        TypeError
+            The state is no dict.
         ValueError
             The state is of a loader of another class, or with other arguments. The next iteration raises it,
             too, if what it must run again gives something else.
         """
         _check_no_pipe(self.dataset)
+        if not isinstance(state_dict, dict):
+            raise TypeError(
+                f"state_dict is {reprlib.repr(state_dict)}: it must be a dict, which state_dict() of a "
+                "tenon.DataLoader has returned"
+            )
         if state_dict:
             load(self, state_dict)
         self._iterator = self._progress = None

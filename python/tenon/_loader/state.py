@@ -369,8 +369,8 @@ def new_state(loader: Any) -> dict[str, Any]:
 def load(loader: Any, state: dict[str, Any]) -> None:
     """Checks a state, and sets the generators and the numbers of samplers to it. What the program sets after
     that, as the epoch of a `DistributedSampler`, holds."""
-    if "loader" not in state or "now" not in state:
-        raise ValueError(f"the state has the keys {sorted(state)}: it is not of a tenon.DataLoader")
+    if not {"loader", "now", "numbers", "samplers"} <= state.keys() or not isinstance(state["loader"], dict):
+        raise ValueError(f"the state has the keys {list(state)}: it is not of a tenon.DataLoader")
     for name, own in arguments(loader).items():
         then = state["loader"].get(name)
         if then != own:
