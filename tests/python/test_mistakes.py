@@ -511,7 +511,7 @@ def test_a_shuffled_epoch_is_resumed():
         batches = iter(feed)
         assert [next(batches).index for _ in range(7)] == whole[1][:7]
         state = feed.state_dict()
-    assert state == {"epoch": 1, "next": 7, "shuffle": 5}
+    assert {"epoch": 1, "next": 7, "shuffle": 5}.items() <= state.items()
     with tn.Feed(numbered, FIELDS, batches=40, seed=5, shuffle=True, workers=2, processes=True) as feed:
         feed.load_state_dict(state)
         assert [batch.index for batch in feed] == whole[1][7:]

@@ -73,7 +73,7 @@ def test_the_number_of_ranks_changes_again_and_again(shuffle):
                 with feed_of(rank, world_size, shuffle=shuffle) as feed:
                     feed.load_state_dict(state)
                     batches = iter(feed)
-                    assert feed.state_dict() == state
+                    assert state.items() <= feed.state_dict().items()
                     came += [int(batch.x[0]) for batch in itertools.islice(batches, steps)]
                     states.append(feed.state_dict())
                     del batches

@@ -97,7 +97,7 @@ class AttachedFeed(Forms):
         self._batch_channel = open_channel(_core.open_array(bytes.fromhex(about["batch_channel"])))
         self._end_channel = open_channel(_core.open_array(bytes.fromhex(about["end_channel"])))
         self._seek_channel = open_channel(_core.open_array(bytes.fromhex(about["seek_channel"])))
-        self._order: dict[str, int] = about["order"]
+        self._identity: dict[str, Any] = about["order"]
         self._position: dict[str, Any] | None = None  # behind the last batch that was delivered here
         self._sequence = -1  # of that batch
         self._has_gap = False  # others have got batches between those that were delivered here
@@ -188,7 +188,7 @@ class AttachedFeed(Forms):
         if nbytes:
             self._position = position_of(states.numpy()[:nbytes].tobytes())
             return
-        self._position = {"epoch": epoch, "next": place} | self._order
+        self._position = {"epoch": epoch, "next": place} | self._identity
         if not is_indexed:
             self._position["indexed"] = False
 

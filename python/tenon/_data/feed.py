@@ -18,7 +18,7 @@ from .epochs import Epoch
 from .forms import Forms, Tensors, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
-from .resuming import check_can_resume, check_state, resume
+from .resuming import check_can_resume, check_identity, check_state, identity, resume
 from .schema import schema_of
 from .workers import EachBatch, Inline, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
 
@@ -234,7 +234,7 @@ class Feed(Forms):
         self._ranks = (rank, world_size)
         self._batches_of_all = batches
         self.batches: int | None = None if batches is None else self._share(batches)
-        self._shuffle_seed = seed % 2**64 if shuffle else None
+        self._identity = identity(schema, batches, seed % 2**64, shuffle)
         self.timeout = timeout
         self._attachment_nbytes = attachment_nbytes
         self._state_nbytes = state_nbytes
@@ -414,6 +414,8 @@ class Feed(Forms):
         the index of the next batch unless the feed is shuffled; then there is also ``shuffle``, its seed. If
         the generator ends the epoch, the position is in this epoch until the iterator has ended.
 
+        ``seed``, ``batches`` and ``schema``, a checksum of the fields, say which feed it is a state of.
+
         With ``world_size``, ``next`` counts the batches of all ranks. The state is the same for all ranks
         that have delivered the same number of batches, and can be restored with another ``world_size``.
 
@@ -425,7 +427,7 @@ class Feed(Forms):
         and ``batch.seed``. Then the position cannot be restored.
         """
         epoch, index, worker, ignored_index, states = self._native.state()
-        state: dict[str, Any] = {"epoch": epoch, "next": index} | self._order_state()
+        state: dict[str, Any] = {"epoch": epoch, "next": index} | self._identity
         if self._native.has_state:
             state |= {"worker": worker, "states": states, "ranks": self._ranks}
         elif ignored_index:
@@ -442,9 +444,6 @@ class Feed(Forms):
         workers = max(self._native.statistics()["workers"], 1) if self._native.has_state else 0
         return 512 + workers * (2 * self._state_nbytes + 32)
 
-    def _order_state(self) -> dict[str, int]:
-        return {"shuffle": self._shuffle_seed} if self._shuffle_seed is not None else {}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a position: the next iteration continues the epoch of ``state`` at its next batch.
 
@@ -455,22 +454,21 @@ class Feed(Forms):
         Parameters
         ----------
         state : dict
-            From `state_dict` of a feed with the same generator, schema, seed and shuffle; with the same
-            ``workers``, ``rank`` and ``world_size`` if the generator has a state.
+            From `state_dict` of a feed with the same generator, schema, batches, seed and shuffle; with the
+            same ``workers``, ``rank`` and ``world_size`` if the generator has a state. ``seed``, ``batches``
+            and ``schema`` may be missing, as in states of earlier versions, and are not checked then.
 
         Raises
         ------
         TypeError
             ``state`` is no dict, or a value in it has a wrong type.
         ValueError
-            The state has no ``epoch`` or no ``next``, is behind the last batch, or is that of a feed in
-            another order; the generator cannot continue there, or its states are those of other workers.
+            The state has no ``epoch`` or no ``next``, is behind the last batch, or is that of a feed with
+            another order, seed, schema or number of batches; the generator cannot continue there, or its
+            states are those of other workers.
         """
         epoch, index = check_state(state)
-        if state.get("shuffle") != self._order_state().get("shuffle"):
-            raise ValueError(
-                f"state is {state}: this feed has another order, {self._order_state() or 'that of the index'}"
-            )
+        check_identity(state, self._identity)
         if self._batches_of_all is not None and index > self._batches_of_all:
             raise ValueError(f"state is {state}: an epoch has {self._batches_of_all} batches")
         is_start = epoch == 0 and index == 0

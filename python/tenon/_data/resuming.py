@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import reprlib
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from .._core import NativeFeed
+from .._core import NativeFeed, Schema
 from .._sync.function import CFunction
 from .._values import count
 from .plugin import Plugin
@@ -25,6 +26,36 @@ def check_state(state: Any) -> tuple[int, int]:
         if key not in state:
             raise ValueError(f"state has no {key!r}, only the keys {list(state)}: {_STATE}")
     return count(state["epoch"], "epoch of the state"), count(state["next"], "next of the state")
+
+
+def identity(schema: Schema, batches: int | None, seed: int, shuffle: bool) -> dict[str, Any]:
+    """What a state holds about the feed that it is of."""
+    fields = [(name, dtype.name, *shape) for name, dtype, shape in schema.fields]
+    own = {"seed": seed, "batches": batches, "schema": f"{zlib.crc32(repr(fields).encode()):08x}"}
+    return own | {"shuffle": seed} if shuffle else own
+
+
+def _order_of(state: Mapping[str, Any]) -> str:
+    return (
+        f"the order of shuffle and seed {state['shuffle']}"
+        if "shuffle" in state
+        else "the order of the index"
+    )
+
+
+def check_identity(state: Mapping[str, Any], own: dict[str, Any]) -> None:
+    """Raises ValueError for a state of a feed that delivers other batches. Earlier versions have saved only
+    ``shuffle``."""
+    if state.get("shuffle") != own.get("shuffle"):
+        raise ValueError(
+            f"the state has {_order_of(state)}, and this feed has another order, {_order_of(own)}"
+        )
+    for key, text in (("seed", "seed"), ("batches", "batches"), ("schema", "a schema with the checksum")):
+        if key in state and state[key] != own[key]:
+            raise ValueError(
+                f"the state is of a feed with {text} {state[key]!r}, and this feed has {own[key]!r}: it "
+                "would deliver other batches"
+            )
 
 
 def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], is_start: bool) -> None:

@@ -356,7 +356,7 @@ class ServedFeed:
                 "fields": [(name, dtype.name, shape) for name, dtype, shape in feed.schema.fields],
                 "batches": feed.batches,
                 "mode": mode,
-                "order": feed._order_state(),
+                "order": feed._identity,
                 "pid": self._pid,
                 "fd": fd,
                 "file": (file.st_dev, file.st_ino),

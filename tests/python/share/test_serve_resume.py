@@ -135,7 +135,7 @@ def test_batches_that_ignored_their_index_are_told_to_consumers(name):
         tn.Feed.attach(name, timeout=60) as attached,
     ):
         next(iter(attached))
-        assert attached.state_dict() == {"epoch": 0, "next": 1, "indexed": False}
+        assert attached.state_dict() == feed.state_dict() | {"epoch": 0, "next": 1, "indexed": False}
 
 
 def test_a_consumer_without_a_batch_has_no_position(name):
@@ -199,7 +199,7 @@ def test_consumers_of_a_broadcast_load_the_same_state(name, other, another):
             process.start("[(batch.epoch, batch.index) for batch in feed]")
         for process in (other, another):
             assert process.answer() == [(1, 2), (1, 3)]
-            assert process.ask("feed.state_dict()") == {"epoch": 2, "next": 0}
+            assert {"epoch": 2, "next": 0}.items() <= process.ask("feed.state_dict()").items()
         server.wait(SECONDS)
 
 
