@@ -146,6 +146,23 @@ def test_an_engine_of_the_environment_that_does_not_exist_is_an_error_of_the_pus
         assert error.startswith(f"TENON_ENGINE is '{name}': ") and known in error
 
 
+@pytest.mark.parametrize(
+    ("value", "unknown"),
+    [("lease", "'lease'"), ("fields,LEASES", "'LEASES'"), ("leases, fields", "' fields'")],
+)
+def test_an_unknown_value_of_the_debug_mode_is_logged(value, unknown):
+    done = run("import tenon", TENON_DEBUG=value)
+    assert done.returncode == 0
+    assert f"TENON_DEBUG is {value!r}: {unknown} is unknown" in done.stderr
+    assert "'leases' and 'fields'" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["", "0", "1", "leases", "fields,leases", "1,leases"])
+def test_known_values_of_the_debug_mode_are_not_logged(value):
+    done = run("import tenon", TENON_DEBUG=value)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_ctrl_c_in_a_body_that_the_waiter_runs_reaches_the_waiter_and_fails_the_op():
     done = run("""
         import _thread, tenon as tn

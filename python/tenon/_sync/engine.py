@@ -70,6 +70,21 @@ def set_engine_limits(*, ops: int | None = None, nbytes: int | None = None) -> N
     )
 
 
+def _check_debug() -> None:
+    """Logs what is unknown in TENON_DEBUG, and would have no effect."""
+    wanted = os.environ.get("TENON_DEBUG", "")
+    for topic in wanted.split(","):
+        if topic not in ("", "0", "1", "leases", "fields"):
+            log.warning(
+                "TENON_DEBUG is %r: %r is unknown, and selects no checks of leases or fields. It must be 0, "
+                "1, or 'leases' and 'fields' with commas between them",
+                wanted,
+                topic,
+            )
+
+
+_check_debug()
+
 # A fork during a body would leave half-written memory in the child.
 os.register_at_fork(
     before=functools.partial(_core.before_fork, _FORK_SECONDS),
