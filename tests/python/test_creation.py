@@ -51,8 +51,19 @@ def test_unknown_devices_and_dtypes_are_refused():
         tn.zeros(2, device="gpu:0")
     with pytest.raises(TypeError, match="float31"):
         tn.zeros(2, "float31")
-    with pytest.raises(TypeError, match="None"):
-        tn.zeros(2, None)
+
+
+def test_no_dtype_is_the_default_one():
+    for make in (tn.empty, tn.zeros, tn.ones):
+        assert make(2, None).dtype == tn.float32
+        assert make(2, None, shared=True).dtype == tn.float32
+    assert tn.full(2, 1, None).dtype == tn.float32
+
+
+def test_a_second_length_in_place_of_a_dtype_is_named():
+    for make in (tn.empty, tn.zeros, tn.ones):
+        with pytest.raises(TypeError, match=r"dtype is 3: .* a shape of several axes is a tuple: \(2, 3\)"):
+            make(2, 3)
 
 
 def test_like_takes_shape_and_dtype():

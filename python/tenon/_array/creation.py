@@ -20,7 +20,10 @@ Shape = int | Sequence[int]
 
 
 def empty(
-    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+    shape: Shape,
+    dtype: DTypeLike | None = "float32",
+    device: str = "cpu",
+    shared: bool | str | Shared = False,
 ) -> NDArray:
     """A new array with undefined elements, C-contiguous, aligned to at least 64 bytes.
 
@@ -28,6 +31,7 @@ def empty(
     ----------
     shape : int or sequence of ints
     dtype : dtype, str or another dtype
+        None: float32.
     device : str
         'cpu', 'cuda' (the first device), 'cuda:1', or 'cuda_host': host memory that is pinned for the
         driver. A device needs the CUDA driver; without it, this is a FileNotFoundError.
@@ -52,7 +56,10 @@ def empty(
 
 
 def zeros(
-    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+    shape: Shape,
+    dtype: DTypeLike | None = "float32",
+    device: str = "cpu",
+    shared: bool | str | Shared = False,
 ) -> NDArray:
     """A new array filled with zeros. Parameters and errors are those of `empty`."""
     return _create(shape, dtype, True, device, shared)
@@ -61,7 +68,7 @@ def zeros(
 def full(
     shape: Shape,
     fill_value: Any,
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = "float32",
     device: str = "cpu",
     shared: bool | str | Shared = False,
 ) -> NDArray:
@@ -81,7 +88,10 @@ def full(
 
 
 def ones(
-    shape: Shape, dtype: DTypeLike = "float32", device: str = "cpu", shared: bool | str | Shared = False
+    shape: Shape,
+    dtype: DTypeLike | None = "float32",
+    device: str = "cpu",
+    shared: bool | str | Shared = False,
 ) -> NDArray:
     """A new array filled with ones. Parameters and errors are those of `empty`."""
     return full(shape, 1, dtype, device, shared)

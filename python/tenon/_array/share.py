@@ -127,8 +127,17 @@ def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
     return name, flag(shared.huge_pages, "huge_pages"), flag(shared.populate, "populate"), node
 
 
-def create(shape: Any, dtype: DTypeLike, zeroed: bool, device: str, shared: bool | str | Shared) -> NDArray:
+def create(
+    shape: Any, dtype: DTypeLike | None, zeroed: bool, device: str, shared: bool | str | Shared
+) -> NDArray:
     """New memory, shared or not, for `empty` and `zeros`."""
+    if dtype is None:
+        dtype = "float32"
+    elif type(dtype) is int:
+        raise TypeError(
+            f"dtype is {dtype}: it must be a dtype, such as 'float32'; a shape of several axes is a tuple: "
+            f"({shape}, {dtype})"
+        )
     options = settings(shared)
     if options is None and device == "cpu":
         return _core.create(shape, dtype, zeroed=zeroed)
