@@ -133,6 +133,33 @@ std::string readable_name(nb::handle value) {
   return PyObject_CheckBuffer(value.ptr()) != 0 ? "np.asarray(a)" : "tn.from_dlpack(a)";
 }
 
+// What makes an argument `a` of another dtype one that the function takes.
+std::string way_to_dtype(nb::handle value, const std::string& wanted, bool is_output) {
+  // NumPy takes bytes for text, and their values are no elements to convert.
+  if (PyByteArray_Check(value.ptr()) != 0 || (PyBytes_Check(value.ptr()) != 0 && !is_output)) {
+    return "pass `tn.from_buffer(a, '" + wanted + "')`";
+  }
+  if (!is_output) return "pass `" + readable_name(value) + ".astype('" + wanted + "')`";
+  return "the function would write to a copy: make the array with `dtype='" + wanted +
+         "'`, or declare the parameter const if the function only reads";
+}
+
+// The same for one with another order or with gaps.
+std::string way_to_order(nb::handle value, bool is_output) {
+  if (!is_output) return "pass `" + readable_name(value) + ".copy()`";
+  const char* const whole = is_ndarray(value.ptr())
+                                ? "pass a whole array, no slice or transposed one (b = a.copy() before the "
+                                  "call, a[...] = b after it)"
+                                : "pass an array that was made in C order (`order='C'`) and is whole";
+  return std::string("the function would write to a copy: ") + whole +
+         ", or declare the parameter const if the function only reads";
+}
+
+const char* kind_of_number(tenon_dtype dtype) {
+  if (dtype.code == TENON_FLOAT) return "a number";
+  return dtype.code == TENON_BOOL ? "True or False" : "an integer";
+}
+
 }  // namespace
 
 std::string parameter_text(const Function& function, int32_t i) {
@@ -165,19 +192,12 @@ Array pointer_array(const Function& function, int32_t i, nb::handle value, LendM
   const bool is_output = parameter.is_const == 0;
   if (!is_compatible(parameter, array.dtype())) {
     const std::string wanted = DType(parameter.dtype).name();
-    const std::string way = is_output
-                                ? "the function would write to a copy: make the array with `dtype='" +
-                                      wanted + "'`, or declare the parameter const if the function only reads"
-                                : "pass `" + readable_name(value) + ".astype('" + wanted + "')`";
+    const std::string way = way_to_dtype(value, wanted, is_output);
     raise(PyExc_TypeError, "%s cannot take an array of %s: %s", parameter_text(function, i).c_str(),
           array.dtype().name().c_str(), way.c_str());
   }
   if (!array.is_contiguous()) {
-    const std::string way = is_output
-                                ? "the function would write to a copy: pass an array that was made in C "
-                                  "order (`order='C'`) and is whole, or declare the parameter const if "
-                                  "the function only reads"
-                                : "pass `" + readable_name(value) + ".copy()`";
+    const std::string way = way_to_order(value, is_output);
     raise(PyExc_BufferError, "%s takes arrays in C order without gaps: %s",
           parameter_text(function, i).c_str(), way.c_str());
   }
@@ -205,7 +225,7 @@ tenon_value number_for(const Function& function, int32_t i, nb::handle value) {
     }
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_TypeError)) throw;
-    raise(PyExc_TypeError, "%s takes a number, not %R", parameter_text(function, i).c_str(),
+    raise(PyExc_TypeError, "%s takes %s, not %R", parameter_text(function, i).c_str(), kind_of_number(dtype),
           reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
   }
   return number;

@@ -127,7 +127,7 @@ def test_integers_are_taken_within_their_range_only(prototype, good, bad):
         with pytest.raises(OverflowError, match=r"outside of the range of parameter 'x'"):
             function(value)
     for value in (1.5, "1", None, [1]):
-        with pytest.raises(TypeError, match="takes a number"):
+        with pytest.raises(TypeError, match=r"takes (an integer|True or False), not"):
             function(value)
 
 
@@ -338,3 +338,21 @@ def test_random_prototypes_pass_every_argument_to_compiled_c(tmp_path):
         if prototype.startswith("int "):  # a status: read it as a number
             prototype = "int32_t " + prototype.removeprefix("int ")
         assert tn.c_function(library, prototype)(*arguments) == expected, (seed, prototype)
+
+
+def test_bytes_are_taken_as_elements_by_the_advice_of_their_refusal():
+    scale, destination = native(SCALE), tn.zeros(4)
+    for data in (np.ones(4, "f4").tobytes(), bytearray(np.ones(4, "f4"))):
+        with pytest.raises(TypeError, match=r"pass `tn\.from_buffer\(a, 'float32'\)`"):
+            scale(data, destination, 4, 2.0)
+        scale(tn.from_buffer(data, "float32"), destination, 4, 2.0)
+        assert destination.tolist() == [2] * 4
+
+
+def test_the_advice_for_an_output_in_another_order_is_one_that_arrays_have():
+    scale, a = native(SCALE), tn.zeros((2, 2))
+    with pytest.raises(
+        BufferError, match=r"in C order .*b = a\.copy\(\) before .*a\[\.\.\.\] = b after"
+    ) as caught:
+        scale(tn.ones(4), a.T, 4, 2.0)
+    assert "order=" not in str(caught.value)
