@@ -188,9 +188,23 @@ Array array_from(nb::handle value, const DType* dtype) {
   if (has_dlpack(value)) return import_dlpack(value);
   const nb::object made = numpy_array_of(value, dtype);
   if (made.attr("ndim").equal(nb::int_(0)) && made.attr("dtype").attr("kind").equal(nb::str("O"))) {
+  const nb::object made = nb::module_::import_("numpy").attr("asarray")(value);
+  if (PyLong_Check(value.ptr()) == 0 && made.attr("ndim").equal(nb::int_(0)) &&
+      made.attr("dtype").attr("kind").equal(nb::str("O"))) {
     raise(PyExc_TypeError, "%s is no array, number or list of numbers%s",
           text_of(nb::getattr(value.type(), "__name__")).data(),
           nb::hasattr(value, "todense") ? ", but a sparse array: pass x.toarray()" : "");
+  }
+  const nb::object kind = made.attr("dtype").attr("kind");
+  if (kind.equal(nb::str("O"))) {
+    raise(PyExc_TypeError,
+          "NumPy makes Python objects of %s: the elements are no numbers, or integers without a dtype that "
+          "holds all of them; give numbers, for example np.asarray(data, float)",
+          text_of(nb::getattr(value.type(), "__name__")).data());
+  }
+  if (kind.equal(nb::str("U")) || kind.equal(nb::str("S"))) {
+    raise(PyExc_TypeError, "%s holds text: an array has numbers; np.asarray(data, float) reads them",
+          text_of(nb::getattr(value.type(), "__name__")).data());
   }
   return read_if_numpy(made);
 }

@@ -65,6 +65,7 @@ int number_of(DType dtype) {
   return -1;
 }
 
+// Why an array x of NumPy is refused.
 const char* why_refused(int number) {
   switch (number) {
     case NPY_OBJECT:
@@ -82,6 +83,23 @@ const char* why_refused(int number) {
   if (number <= NPY_HALF)
     return "is byte-swapped: pass x.astype(x.dtype.newbyteorder('=')) or zero_copy=False";
   return "has no counterpart in Tenon: pass x.astype() of a numeric dtype";
+}
+
+// Why a new array cannot have the dtype.
+const char* why_no_dtype(int number) {
+  switch (number) {
+    case NPY_OBJECT: return "holds Python objects: an array has numbers";
+    case NPY_STRING:
+    case NPY_UNICODE: return "holds text: an array has numbers";
+    case NPY_VOID: return "is structured: an array has one number in each element; tn.schema has fields";
+    case NPY_DATETIME:
+    case NPY_TIMEDELTA: return "is a time: an array has numbers, such as 'int64'";
+    case NPY_LONGDOUBLE:
+    case NPY_CLONGDOUBLE: return "differs between machines: use 'float64' or 'complex128'";
+    default: break;
+  }
+  if (number <= NPY_HALF) return "is byte-swapped: arrays have the byte order of the machine";
+  return "has no counterpart in Tenon: use a numeric dtype, such as 'float32'";
 }
 
 }  // namespace
@@ -167,7 +185,10 @@ DType dtype_from_numpy_object(nb::handle source) {
   if (PyArray_DescrConverter(source.ptr(), &descr) != NPY_SUCCEED) nb::raise_python_error();
   const nb::object keep = nb::steal(reinterpret_cast<PyObject*>(descr));
   tenon_dtype dtype = kNone;
-  if (!dtype_of_numpy(descr, &dtype)) refuse_numpy_dtype(descr);
+  if (!dtype_of_numpy(descr, &dtype)) {
+    raise(PyExc_TypeError, "NumPy dtype %R %s", reinterpret_cast<PyObject*>(descr),
+          why_no_dtype(descr->type_num));
+  }
   return dtype;
 }
 

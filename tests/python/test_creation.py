@@ -66,6 +66,34 @@ def test_a_second_length_in_place_of_a_dtype_is_named():
             make(2, 3)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (">f4", "byte-swapped: arrays have the byte order of the machine"),
+        (object, "holds Python objects: an array has numbers"),
+        (np.dtype("U3"), "holds text"),
+        ([("a", "f4")], "is structured"),
+        (np.dtype("M8[s]"), "is a time"),
+        (np.dtype("longdouble"), "differs between machines: use 'float64' or 'complex128'"),
+    ],
+    ids=str,
+)
+def test_the_dtype_of_a_new_array_is_refused_without_advice_for_arrays(dtype, text):
+    for make in (lambda: tn.zeros(2, dtype), lambda: tn.dtype(dtype), lambda: tn.schema(x=(dtype, 2))):
+        with pytest.raises(TypeError, match=text) as caught:
+            make()
+        assert "x." not in str(caught.value) and "zero_copy" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [[2**70], 2**70, [1, None], ["a"], "a", [object()]], ids=repr)
+def test_data_of_python_are_refused_without_advice_for_arrays(data):
+    for make in (tn.array, tn.asarray):
+        with pytest.raises(TypeError, match=r"(NumPy makes Python objects|holds text)") as caught:
+            make(data)
+        assert "x." not in str(caught.value) and "lent" not in str(caught.value)
+    assert tn.array(np.asarray([2**70], float)).tolist() == [2.0**70]
+
+
 def test_like_takes_shape_and_dtype():
     for prototype in (tn.zeros((2, 3), "int8"), np.zeros((2, 3), "int8")):
         for make in (tn.empty_like, tn.zeros_like, tn.ones_like):
