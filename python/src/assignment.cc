@@ -187,8 +187,6 @@ Array array_from(nb::handle value, const DType* dtype) {
   if (Array numbers = read_if_numpy(value)) return numbers;
   if (has_dlpack(value)) return import_dlpack(value);
   const nb::object made = numpy_array_of(value, dtype);
-  if (made.attr("ndim").equal(nb::int_(0)) && made.attr("dtype").attr("kind").equal(nb::str("O"))) {
-  const nb::object made = nb::module_::import_("numpy").attr("asarray")(value);
   if (PyLong_Check(value.ptr()) == 0 && made.attr("ndim").equal(nb::int_(0)) &&
       made.attr("dtype").attr("kind").equal(nb::str("O"))) {
     raise(PyExc_TypeError, "%s is no array, number or list of numbers%s",
