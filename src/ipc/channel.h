@@ -76,7 +76,7 @@ class Channel {
 
   // A free slot. Null: the deadline left no time from the beginning, and no slot is free. site: of the
   // caller, for the timeline. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free,
-  // and when_full is kRaise; or this is a forked child, and the only free slots have views that it inherited).
+  // and when_full is kRaise; or this is a forked child, and has inherited views of the only free slots).
   Ref<Item> loan(const Deadline& deadline, const char* site);
   // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays) and kOp (an op
   // failed to write it): the item is dropped. Fails with kValue (not a loan), and, if another process holds

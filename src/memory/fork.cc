@@ -4,9 +4,10 @@
 // parent; in the child they have failed, and the memory that they should write holds no value. A child that
 // was forked inside of a body ends when it returns from the body. Leases and calls of threads that do not
 // exist in the child are removed, together with the views that these threads took under them, and views that
-// were bound to these threads are unbound. The child has no grants of shared memory: all leases of such memory are removed, and the views of it are inherited ones. The
-// handlers wait only for short sections, never for ops. They need no memory: without it the child continues,
-// and its failures have a shorter message.
+// were bound to these threads are unbound. The child has no grants of shared memory: all leases of such
+// memory are removed, and the views of it are inherited ones. The handlers wait only for short sections,
+// never for ops. They need no memory: without it the child continues, and its failures have a shorter
+// message.
 #include "memory/fork.h"
 
 #include <pthread.h>

@@ -383,18 +383,6 @@ def test_the_servers_end_ends_the_loops(mode, name, other):
             assert other.ask("next(iter(feed)).index") == 0
 
 
-@pytest.mark.parametrize("mode", CASES)
-def test_the_first_loop_of_a_consumer_that_comes_after_the_end_raises(mode, name, other, another):
-    with tn.Feed(fill, SCHEMA, batches=2, shared=name) as feed:
-        server = feed.serve(mode, epochs=1, background=True)
-        attach(other, name)
-        assert len(other.ask("epoch(feed)")) == 2
-        server.wait(SECONDS)
-        attach(another, name)
-        with pytest.raises(ValueError, match=f"is not served any more by process {os.getpid()}"):
-            another.ask("epoch(feed)")
-
-
 def test_a_server_closes_at_once_under_a_generator_that_hangs(name):
     go_on = threading.Event()
     with tn.Feed(lambda batch: go_on.wait() and None, SCHEMA, shared=name) as feed:

@@ -64,3 +64,21 @@ def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, o
     with pytest.raises(ValueError, match="closed"):
         next(iter(feed))
     assert not server.is_running
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+def test_the_first_loop_of_a_consumer_that_comes_after_the_end_raises(mode, other, another):
+    def fill(batch):
+        batch.label[...] = batch.index
+
+    name = f"late-{mode}-{os.getpid()}"
+    with tn.Feed(fill, SCHEMA, batches=2, shared=name) as feed:
+        server = feed.serve(mode, epochs=1, background=True)
+        for consumer in (other, another):
+            consumer.ask("import tenon as tn")
+        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        assert other.ask("[int(batch.label[0]) for batch in feed]") == [0, 1]
+        server.wait(SECONDS)
+        another.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        with pytest.raises(ValueError, match=f"is not served any more by process {os.getpid()}"):
+            another.ask("list(feed)")
