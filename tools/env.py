@@ -136,9 +136,7 @@ class Environment:
         """The name and the command of the step that installs requirements/NAME.txt: one pip command."""
         step = f"install requirements/{name}.txt into {self.folder.relative_to(ROOT)}"
         file = ROOT / "requirements" / f"{name}.txt"
-        # The bytecode of all modules would take as long as the rest. Python compiles what is imported.
-        options = ("--no-compile", "--progress-bar", "off")
-        return (step, self.python, *PIP, "install", *options, "-r", file)
+        return (step, self.python, *PIP, "install", "--progress-bar", "off", "-r", file)
 
     def note_installed(self, name):
         files = requirement_files(f"{name}.txt")
