@@ -24,8 +24,8 @@ struct Threads {
   std::vector<std::pair<uint32_t, uint32_t>> numbers_and_ids;  // guarded by lock
 };
 Threads& threads() {
-  alignas(
-      Threads) static std::byte place[sizeof(Threads)];  // without malloc: it may be called without memory
+  // Not from malloc: a thread may begin without memory.
+  alignas(Threads) static std::byte place[sizeof(Threads)];
   static auto* const all = new (place) Threads;
   return *all;
 }
