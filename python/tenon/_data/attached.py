@@ -105,6 +105,7 @@ class AttachedFeed(Forms):
         self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
         self._notice: Received | None = None
         self._is_over = False
+        self._is_late = False  # the loop began after the end, and has got nothing yet
         self._died: OwnerDied | None = None
         self._key = (os.getpid(), name)
         _attached[self._key] = self
@@ -227,9 +228,10 @@ class AttachedFeed(Forms):
         if self._died is not None:
             raise OwnerDied(str(self._died), self._died.pid)
         # The first loop may begin after the end: it gets what is left.
-        is_late = self._round is None and self._batch_channel.stats()["ready"] == 0
-        if self._words[IS_CLOSED_AT] and (self._is_over or is_late):
-            raise ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
+        self._is_late = bool(self._words[IS_CLOSED_AT]) and self._round is None
+        has_nothing = self._is_late and self._batch_channel.stats()["ready"] == 0
+        if self._words[IS_CLOSED_AT] and (self._is_over or has_nothing):
+            raise self._served_no_more()
         self._is_over = False
         if self._round is None:
             if self._wanted is not None:
@@ -277,7 +279,7 @@ class AttachedFeed(Forms):
                 if is_told and self._has_ended():
                     return None
                 if is_closed:
-                    self._is_over = True
+                    self._note_over()
                     return None
                 if collected < 2 and self._batch_channel.stats()["in_use"] == self._batch_channel.slots:
                     is_late = end is not None and time.monotonic() >= end
@@ -292,7 +294,7 @@ class AttachedFeed(Forms):
                 if self._has_ended():
                     return None
                 if self._words[IS_CLOSED_AT]:
-                    self._is_over = True
+                    self._note_over()
                     return None
                 continue
             self._look_for_end()
@@ -300,6 +302,14 @@ class AttachedFeed(Forms):
                 raise TimeoutError(self._waiting_text(timer.seconds()))
             if timer.is_due():
                 log.warning("%s", self._waiting_text(timer.seconds()))
+
+    def _served_no_more(self) -> ValueError:
+        return ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
+
+    def _note_over(self) -> None:
+        self._is_over = True
+        if self._is_late:
+            raise self._served_no_more()
 
     def _waiting_text(self, seconds: float) -> str:
         slots, used = self._batch_channel.slots, self._batch_channel.stats()["in_use"]
@@ -329,7 +339,7 @@ class AttachedFeed(Forms):
             return
         told, nbytes, *position = notice.head.numpy().tolist()
         self._note_position(position, notice.state)
-        self._has_gap = False
+        self._has_gap = self._is_late = False
         text = notice.text.numpy()[:nbytes].tobytes()
         self._round = told + 1
         notice.release()
@@ -338,8 +348,13 @@ class AttachedFeed(Forms):
         if text:
             raise failure_of(text)
 
-    def _batch_of(self, item: Received) -> AttachedBatch:
+    def _batch_of(self, item: Received) -> AttachedBatch | None:
+        """None: the batch is of an epoch of a broadcast that was over when this consumer came. Another
+        consumer has not released it yet."""
         numbers = item.head.numpy().tolist()
+        if self.mode == "broadcast" and numbers[0] < self._round:
+            return None
+        self._is_late = False
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
         self._has_gap = self._has_gap or (self._position is not None and sequence != self._sequence + 1)
@@ -370,9 +385,11 @@ class _Epoch(Iteration):
             self._stop()
         try:
             self._is_in_next = True
-            item = feed._receive()
-            if item is not None:
-                return self._convert(feed._batch_of(item))
+            while (item := feed._receive()) is not None:
+                batch = feed._batch_of(item)
+                del item
+                if batch is not None:
+                    return self._convert(batch)
             self._end()
             feed._end_round()
             feed._check_wanted(False)

@@ -179,7 +179,8 @@ class Search:
 
     def finds_all(self) -> bool:
         """Whether it has found all that the aim asks for. A collection of garbage frees nothing of that. So
-        views that a `weakref.WeakKeyDictionary` refers to do not count: its keys may be garbage."""
+        views that a `weakref.WeakKeyDictionary` refers to do not count: its keys may be garbage. Views that
+        inner functions use do not count either: the function around, which comes later, can delete them."""
         aim, views, has_original = self._aim, set(), False
         if aim is None:
             return False
@@ -187,8 +188,13 @@ class Search:
             chain = [i]
             while chain[-1] >= 0:
                 chain.append(self._parents[chain[-1]])
-            if any(is_a(self._wholes[j], weakref.WeakKeyDictionary) for j in chain[:-1]):
+            wholes = [self._wholes[j] for j in chain[:-1]]
+            if any(is_a(whole, weakref.WeakKeyDictionary) for whole in wholes):
                 continue
+            if type(wholes[-1]) is FrameType and wholes[-1].f_code.co_freevars:
+                names = _names(wholes[-1], wholes[-2] if len(wholes) > 1 else value, self._most)
+                if set(names) <= {*wholes[-1].f_code.co_freevars}:
+                    continue
             root = _root_of(value)
             while is_a(root, memoryview) and is_a(root.obj, np.ndarray):
                 root = _root_of(root.obj)

@@ -77,8 +77,33 @@ def test_the_first_loop_of_a_consumer_that_comes_after_the_end_raises(mode, othe
         for consumer in (other, another):
             consumer.ask("import tenon as tn")
         other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
-        assert other.ask("[int(batch.label[0]) for batch in feed]") == [0, 1]
+        # In a broadcast, a batch that a consumer keeps stays in the channel. It is not for the late consumer.
+        other.ask("kept = [batch for batch in feed][-1:]")
         server.wait(SECONDS)
         another.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
         with pytest.raises(ValueError, match=f"is not served any more by process {os.getpid()}"):
             another.ask("list(feed)")
+
+
+def test_a_late_consumer_of_a_broadcast_gets_no_batch_of_the_epoch_that_was_over(other, another):
+    go_on = threading.Event()
+
+    def fill(batch):
+        if batch.epoch == 1:
+            go_on.wait(SECONDS)
+        batch.label[...] = batch.index
+
+    name = f"late-epoch-{os.getpid()}"
+    with tn.Feed(fill, SCHEMA, batches=2, slots=4, shared=name) as feed:
+        feed.serve("broadcast", epochs=2, consumers=1, background=True)
+        for consumer in (other, another):
+            consumer.ask("import tenon as tn")
+            consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        other.ask("kept = [batch for batch in feed][-1:]")
+        another.start("[(batch.epoch, batch.index) for batch in feed]")
+        while feed._served.consumers() < 2:
+            threading.Event().wait(0.001)
+        go_on.set()
+        other.start("len(list(feed))")
+        assert another.answer() == [(1, 0), (1, 1)]
+        assert other.answer() == 2
