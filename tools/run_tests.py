@@ -28,6 +28,7 @@ SUMMARY = re.compile(
 LINTS = ("check_includes.py", "check_imports.py", "check_labels.py", "check_sources.py")
 SOAK_SECONDS = "7200"
 JOBS = str(os.cpu_count() or 1)
+TESTERS = str((os.cpu_count() or 1) + 1)  # processes of pytest: some tests sleep
 SLEEPERS = str(2 * (os.cpu_count() or 1))  # at once, of the C and C++ tests: many of them sleep
 # The longest tests in C++. `make check` runs them, under sanitizers.
 LONG = (
@@ -138,7 +139,7 @@ def build(report, preset, *options):
 def pytest(report, name, python, *options, **environment):
     """Several processes at once, each with tests of its own."""
     slowest = ("--durations=50", "--durations-min=1")  # for the log
-    command = (python, "-m", "pytest", "-q", "-n", JOBS, "--dist", "worksteal", *slowest, *options)
+    command = (python, "-m", "pytest", "-q", "-n", TESTERS, "--dist", "worksteal", *slowest, *options)
     report.step(f"pytest, {name}", *command, **environment)
 
 

@@ -764,4 +764,4 @@ def a_small_heap():
     gc.unfreeze()
 
 
-TestContract = ContractMachine.TestCase
+TestContract = pytest.mark.slow(ContractMachine.TestCase)

@@ -10,6 +10,8 @@ import sys
 import pytest
 from test_device import ROOT, fake_driver
 
+pytestmark = pytest.mark.slow  # a run of the benchmark each
+
 PAGE = ROOT / "docs/benchmarks.md"
 
 

@@ -64,7 +64,10 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.parametrize("make", [native, python], ids=["native", "python"])
-@pytest.mark.parametrize("processes", [False, "fork"], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param(False, id="threads"), pytest.param("fork", id="processes", marks=pytest.mark.slow)],
+)
 @settings(
     max_examples=15,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -217,6 +217,7 @@ def check(rounds, seconds=0.0):
     assert writer.n_written > 0 and not torn
 
 
+@pytest.mark.slow
 def test_each_function_sees_one_moment():
     check(dict.fromkeys(CALLS, 2))
 

@@ -113,6 +113,7 @@ def test_a_child_that_ends_as_python_does():
     )
 
 
+@pytest.mark.slow
 def test_forks_while_threads_exchange():
     """A lock that a thread of the parent holds at the fork must not be held in the child for ever."""
     child.run(

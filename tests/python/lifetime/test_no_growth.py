@@ -244,6 +244,7 @@ def test_large_arrays_come_and_go():
     assert live.rss() - before < 64 << 20
 
 
+@pytest.mark.slow
 def test_threads_come_and_go():
     import threading
 

@@ -147,6 +147,7 @@ def test_arrays_handed_from_thread_to_thread():
     assert all(x.flags.writeable for x in sources)
 
 
+@pytest.mark.slow
 def test_many_tensors_over_one_buffer():
     """Imports of overlapping memory by all threads at once: regions are joined and left all the time."""
     buffer = dl.aligned_bytes(1024)

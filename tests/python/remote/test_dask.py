@@ -9,13 +9,14 @@ pytest.importorskip("distributed")
 
 N = 4 << 20
 
+pytestmark = pytest.mark.slow  # they start a scheduler and workers
+
 
 @pytest.fixture(scope="module")
 def found():
     return facts(run(program("dask_program.py")))
 
 
-@pytest.mark.slow
 def test_our_side_copies_nothing(found):
     """The frames of a message are the array, and the array is the frames of a message. On the way Dask
     writes what it writes for a NumPy array."""
@@ -46,6 +47,5 @@ def test_a_shared_array_goes_as_a_handle(found):
     assert found["other_process"]
 
 
-@pytest.mark.slow
 def test_the_example_trains_on_batches_of_a_worker():
     assert "accuracy 1.00" in run(example("remote_dask.py"))

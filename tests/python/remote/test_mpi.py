@@ -7,9 +7,12 @@ import pytest
 from programs_of_engines import example, facts, program, run
 
 pytest.importorskip("mpi4py")
-pytestmark = pytest.mark.skipif(
-    shutil.which("mpirun") is None, reason="mpirun is not installed (Debian: openmpi-bin)"
-)
+pytestmark = [
+    pytest.mark.slow,  # they start a job of MPI
+    pytest.mark.skipif(
+        shutil.which("mpirun") is None, reason="mpirun is not installed (Debian: openmpi-bin)"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,5 @@ def test_a_shared_array_goes_as_a_handle(found):
     assert found["sent_shared"] is None or found["sent_shared"] < 0.1
 
 
-@pytest.mark.slow
 def test_the_example_trains_on_received_batches():
     assert "accuracy 1.00" in run(["mpirun", "-n", "2", *example("remote_mpi.py")])

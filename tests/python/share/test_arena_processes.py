@@ -236,6 +236,7 @@ def test_a_stale_view_of_another_process_is_waited_for_and_named(other):
         other.ask("arena.use('features', 'r').__enter__()")
 
 
+@pytest.mark.slow
 def test_processes_use_layouts_by_turns():
     arena = arena_of_totals(400, shared=True)
     with mp.get_context("spawn").Pool(3) as pool:

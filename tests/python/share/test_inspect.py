@@ -430,6 +430,7 @@ def test_names_of_files_and_processes_are_plain_text_whatever_they_hold():
         assert "\x1b" not in text and "[31m" in text
 
 
+@pytest.mark.slow
 def test_any_bytes_behind_a_good_header_are_survived(label):
     """Oracle: the answer is JSON, and can be shown as text."""
     channel = tn.Channel({"x": ("f4", (3,)), "k": ("i8", ())}, slots=4, name=label)

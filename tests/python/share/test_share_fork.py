@@ -283,6 +283,7 @@ def test_a_fork_while_a_thread_waits_for_another_process():
     """) == ["True", "0", "False [1, 0, 0]"]
 
 
+@pytest.mark.slow
 def test_many_forks_beside_a_thread_that_writes():
     assert run("""
         a = tn.zeros((4, 100), "int64", shared=True)

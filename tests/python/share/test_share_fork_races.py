@@ -2,6 +2,7 @@
 """Forks at bad moments: while another thread attaches or creates a name, inside of an op's body, and forks
 that fail. Each test is a separate program."""
 
+import pytest
 from test_share_fork import run
 
 
@@ -125,6 +126,7 @@ def test_forks_that_fail_use_up_no_place():
     """) == ["300", "0 [1, 2, 0, 0] [1, 2, 0, 0]"]
 
 
+@pytest.mark.slow
 def test_children_that_die_at_once_use_up_no_place():
     assert run("""
         import ctypes, signal

@@ -197,6 +197,7 @@ def test_cloudpickle_carries_an_array_in_a_function(other):
     assert a.tolist() == [6, 6, 6]
 
 
+@pytest.mark.slow
 def test_workers_of_joblib_fill_rows():
     joblib = pytest.importorskip("joblib")
     a = tn.zeros((8, 300_000), "float32", shared=True)  # of a size that joblib writes to files
@@ -310,6 +311,7 @@ def test_an_array_over_out_of_band_pickles_stays_a_handle():
     assert pickle.loads(stream.getvalue()).data_ptr == a.data_ptr
 
 
+@pytest.mark.slow
 def test_many_arrays_go_through_a_queue():
     context = mp.get_context("spawn")
     questions, answers = context.Queue(), context.Queue()

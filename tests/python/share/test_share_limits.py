@@ -199,6 +199,7 @@ def test_memory_of_large_arrays_is_given_back():
     await_shared_kib_below(before + 400 * 1024)  # a pool keeps 256 MiB for what comes next
 
 
+@pytest.mark.slow
 def test_more_participants_than_places():
     """As many processes can use an array at a time as it has places. The next one gets an error."""
     lines = run("""

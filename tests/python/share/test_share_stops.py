@@ -217,6 +217,7 @@ def test_a_wait_at_the_lock_of_a_channel_names_the_stopped_process(channel, othe
     assert found == [1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_lock_of_a_channel_loses_nothing(channel, other):
     loan = channel.loan(timeout=5)
     loan.x[...] = 2
