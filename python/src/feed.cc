@@ -573,6 +573,9 @@ void add_batch(nb::module_& module) {
       .def_prop_ro(
           "epoch", [](const NamedBatch& b) { return b.batch.epoch(); }, "The number of the epoch, from 0.")
       .def_prop_ro(
+          "rows", [](const NamedBatch& b) { return b.batch[0].shape()[0]; },
+          "The length of axis 0 of its fields.")
+      .def_prop_ro(
           "attachment",
           [](const NamedBatch& b) {
             const auto bytes = b.batch.attachment();

@@ -1132,6 +1132,10 @@ class Batch:
         """The number of the epoch, from 0."""
 
     @property
+    def rows(self) -> int:
+        """The length of axis 0 of its fields."""
+
+    @property
     def attachment(self) -> bytes:
         """The bytes that its worker has attached; a copy."""
 

@@ -14,6 +14,7 @@
 #include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "data/generator_call.h"
 #include "exec/engine.h"
 
 namespace tenon::impl {
@@ -369,7 +370,7 @@ std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
         text += concat("was not called for ", ticket_text(item.ticket));
         break;
       }
-      text += concat("returned ", f.code, " at ", ticket_text(item.ticket),
+      text += concat(failed_text(f.code, f.message), " at ", ticket_text(item.ticket),
                      worker.empty() ? "" : concat(" in ", worker));
   }
   return concat(text, f.message[0] == '\0' ? "" : ": ", f.message);

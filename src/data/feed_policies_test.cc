@@ -257,7 +257,7 @@ TEST_F(Processes, StartWhileTheFirstSlotTakesItsMemory) {
     const Feed feed(g, large_schema(), options(1, 1));
     FAIL() << "it was made";
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "worker 0 cannot be started (7): ");
+    EXPECT_STREQ(e.what(), "worker 0 cannot be started (code 7)");
   }
 }
 
@@ -521,7 +521,7 @@ TEST_P(EitherWay, AGeneratorThatEndsItsThreadFailsAtItsBatchAndTheFeedGoesOn) {
   feed.begin();
   for (uint64_t i = 0; i < 5; ++i) ASSERT_TRUE(is_intact(*next(feed), 0, i));
   const std::string text = failure_of(feed);
-  EXPECT_NE(text.find("returned -1 at batch 5 of epoch 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("failed at batch 5 of epoch 0"), std::string::npos) << text;
   EXPECT_NE(text.find("it ended its thread (pthread_exit"), std::string::npos) << text;
   source_.at = kNever;
   feed.begin();

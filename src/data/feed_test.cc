@@ -290,8 +290,8 @@ TEST(Feed, AFailureIsRaisedAtItsPlaceAndTheNextEpochIsWhole) {
       EXPECT_EQ(e.code(), Code::kOp);
       EXPECT_EQ(e.op_code(), source.throws ? -1 : 3);
       const std::string expected =
-          concat("generator 'source' returned ", e.op_code(), " at batch ", source.fail_at.load(),
-                 " of epoch 0: ", source.throws ? "a C++ exception" : "out of ideas");
+          concat("generator 'source' ", source.throws ? "failed" : "returned 3", " at batch ",
+                 source.fail_at.load(), " of epoch 0: ", source.throws ? "a C++ exception" : "out of ideas");
       EXPECT_TRUE(std::string(e.what()).starts_with(expected)) << e.what();
     }
     EXPECT_FALSE(next(feed));

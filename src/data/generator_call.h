@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <string>
 
+#include "base/error.h"
 #include "base/foreign_call.h"
 #include "tenon/tenon.h"
 
@@ -23,6 +25,11 @@ int32_t call_checked(char* message, size_t message_size, Call call) noexcept {
   }
   message[message_size - 1] = '\0';
   return code;
+}
+
+// "returned 3", or "failed": an exception or the end of a thread, which a message describes, has no code.
+inline std::string failed_text(int32_t code, const char* message) {
+  return code == -1 && message[0] != '\0' ? "failed" : concat("returned ", code);
 }
 
 // Calls fill or prepare of a generator.

@@ -253,11 +253,12 @@ class PluginState {
   }
 
   [[noreturn]] void fail(const char* entry, int32_t code, const Message& message) const {
-    throw Error(Code::kOp,
-                concat(entry, " of plug-in '", table_.name(), "'",
-                       setup_.worker >= 0 ? concat(" for worker ", setup_.worker) : std::string(),
-                       " returned ", code, message.text().empty() ? "" : ": ", message.text()),
-                code);
+    throw Error(
+        Code::kOp,
+        concat(entry, " of plug-in '", table_.name(), "'",
+               setup_.worker >= 0 ? concat(" for worker ", setup_.worker) : std::string(), " ",
+               failed_text(code, message.text().c_str()), message.text().empty() ? "" : ": ", message.text()),
+        code);
   }
 
   const PluginTable& table_;

@@ -506,7 +506,7 @@ TEST(PluginClass, ExceptionsBecomeTexts) {
 
   const Owned worst(open("ramp", R"({"name": "worst"})"));
   EXPECT_EQ(rows.fill(worst, 1, 0), -1);
-  EXPECT_EQ(rows.message, "open of plug-in 'Chosen' for worker 1 returned -1: the name 'worst' is taken");
+  EXPECT_EQ(rows.message, "open of plug-in 'Chosen' for worker 1 failed: the name 'worst' is taken");
 
   expect_text(error_of(Code::kOp, [] { open("ramp", R"({"rows": "many"})"); }),
               "configuration: 'rows' is \"many\", not an integer from -9223372036854775808 to");

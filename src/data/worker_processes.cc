@@ -141,7 +141,12 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
           generator_.start(generator_.context, ring(worker).worker.load(std::memory_order_relaxed),
                            link.c_str(), &pid, text, sizeof text);
       text[sizeof text - 1] = '\0';
-      if (code != 0) failure = concat("worker ", worker, " cannot be started (", code, "): ", text);
+      if (code != 0) {
+        const bool has_text = text[0] != '\0';  // of an exception, if the code is -1
+        failure =
+            concat("worker ", worker, " cannot be started",
+                   code == -1 && has_text ? "" : concat(" (code ", code, ")"), has_text ? ": " : "", text);
+      }
     }
     if (failure.empty() && pid == 0) {
       const std::scoped_lock lock(mutex_);

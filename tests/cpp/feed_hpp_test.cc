@@ -147,7 +147,7 @@ TEST(FeedHpp, ACallableIsAGeneratorAndItsExceptionTheFailure) {
         ADD_FAILURE() << "no error";
       } catch (const tenon::Error& error) {
         EXPECT_EQ(count, 5);
-        EXPECT_EQ(error.what(), "generator 'films' returned -1 at batch 5 of epoch " + std::to_string(epoch) +
+        EXPECT_EQ(error.what(), "generator 'films' failed at batch 5 of epoch " + std::to_string(epoch) +
                                     ": no more films");
       }
     }

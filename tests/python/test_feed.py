@@ -578,6 +578,7 @@ def test_a_generator_that_does_not_fit_the_schema_is_refused(prototype, constant
         ({"data": "f4"}, TypeError, "a tuple"),
         ({"data": ("float4_e2m1fn", (4,))}, TypeError, "whole number of bytes"),
         ({"index": ("i8", (4,))}, ValueError, "cannot be named 'index'"),
+        ({"rows": ("i8", (4,))}, ValueError, "cannot be named 'rows'"),
     ],
 )
 def test_a_schema_that_cannot_be_is_refused(fields, error, message):

@@ -285,6 +285,7 @@ def test_fewer_rows_and_smaller_fields(processes):
         second = next(batches)
         assert second.data.shape == (3, 16)
         assert second.label.tolist() == [9, 9, 9]
+        assert (first.rows, second.rows) == (ROWS, 3)
 
 
 def test_a_shape_that_does_not_fit_is_refused():

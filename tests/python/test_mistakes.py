@@ -461,6 +461,14 @@ def test_a_field_of_a_dict_cannot_have_the_name_of_an_attribute():
         tn.Feed(every_second, {"index": ("f4", (3,))})
 
 
+@pytest.mark.parametrize("name", ["seed", "epoch_seed", "worker", "resize", "_rows"])
+def test_a_field_cannot_have_the_name_of_an_attribute_of_the_batch_of_a_generator(name):
+    with pytest.raises(
+        ValueError, match=f"a field cannot be named '{name}': the batch that a generator fills"
+    ):
+        tn.Feed(every_second, {name: ("f4", (3,))})
+
+
 # ---------------------------------------------------------------------------- shuffle
 
 

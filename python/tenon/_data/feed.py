@@ -560,6 +560,12 @@ def _loop_of(generator: Any, schema: Schema) -> PythonGenerator | EachBatch | No
     """What workers in Python run; None: the generator is native."""
     if isinstance(generator, (CFunction, Plugin)):
         return None
+    for name in schema.names:
+        if name in dir(WorkerBatch) or name in WorkerBatch.__annotations__:
+            raise ValueError(
+                f"a field cannot be named {name!r}: the batch that a generator fills has an attribute of "
+                "that name"
+            )
     return generator if isinstance(generator, PythonGenerator) else EachBatch(generator, schema)
 
 
