@@ -343,9 +343,12 @@ Ref<Array> Segments::create_with(const std::string& name, Create create) {
   check_name(name);
   return with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
     OpenSegments::CloseUnused opened(open_);
-    if (open_named(name, lock, true, Code::kValue, opened) != nullptr) {
-      throw_error(Code::kValue, "shared memory named '", name,
-                  "' exists already: attach to it, or choose another name");
+    if (Segment* const known = open_named(name, lock, true, Code::kValue, opened)) {
+      const uint32_t own = known->participant().index();
+      const bool is_here = own != Participant::kNone && has_bit(known->block(0).users, own);
+      throw_error(Code::kValue, "shared memory named '", name, "' exists already",
+                  is_here ? ", and this process uses it: delete the objects that use it, " : ": ",
+                  "attach to it, or choose another name");
     }
     // A segment that no process uses has the name: it loses it. False: another process takes the name.
     if (lock.is_kept() && !lock.renew()) return Ref<Array>();

@@ -10,14 +10,14 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _core
 from .._array.creation import from_pointer
 from .._array.fields import Fields
 from .._core import NDArray, Schema
 from .._errors import OwnerDied, TenonError, log
-from .._ipc.channel import Received
+from .._ipc.channel import Channel, Received
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
 from .._values import seconds, text_for_c
@@ -74,29 +74,31 @@ class AttachedFeed(Forms):
     """
 
     def __init__(self, name: str, timeout: float | None, wait: float) -> None:
-        self._key: tuple[int, str] | None = None  # for __del__, when the next lines raise
+        self._link: _Link | None = None  # for __del__, when the next lines raise
         text_for_c(name, "name")
         if timeout is not None:
             timeout = seconds(timeout, "timeout", ", or None")
         wait = seconds(wait, "wait")
-        if (os.getpid(), name) in _attached:
+        self._key = os.getpid(), name
+        if self._key in _attached:
             raise ValueError(
                 f"this process is attached to feed {name!r} already: use that, or close it first"
             )
         self.name = name
         self.timeout = timeout
-        self._head, about = _find(name, wait)
-        self._words = words_of(self._head)
+        head, about = _find(name, wait)
         self.schema: Schema = Schema(
             {field: (dtype, tuple(shape)) for field, dtype, shape in about["fields"]}
         )
         self.batches: int | None = about["batches"]
         self.mode: str = about["mode"]
         self.pid: int = about["pid"]
-        self._slots = _Slots(name, about, is_writable=self.mode == "queue")
-        self._batch_channel = open_channel(_core.open_array(bytes.fromhex(about["batch_channel"])))
-        self._end_channel = open_channel(_core.open_array(bytes.fromhex(about["end_channel"])))
-        self._seek_channel = open_channel(_core.open_array(bytes.fromhex(about["seek_channel"])))
+        channels = ("batch_channel", "end_channel", "seek_channel")
+        self._link = _Link(
+            words_of(head),
+            _Slots(name, about, is_writable=self.mode == "queue"),
+            *(open_channel(_core.open_array(bytes.fromhex(about[channel]))) for channel in channels),
+        )
         self._identity: dict[str, Any] = about["order"]
         self._position: dict[str, Any] | None = None  # behind the last batch that was delivered here
         self._sequence = -1  # of that batch
@@ -107,8 +109,13 @@ class AttachedFeed(Forms):
         self._is_over = False
         self._is_late = False  # the loop began after the end, and has got nothing yet
         self._died: OwnerDied | None = None
-        self._key = (os.getpid(), name)
         _attached[self._key] = self
+
+    def _opened(self) -> _Link:
+        link = self._link
+        if link is None:
+            raise ValueError(f"feed {self.name!r} was closed here")
+        return link
 
     def _iterate(self, convert: Callable[[Any], Any], device: str | None = None) -> Iterator[Any]:
         if device is None or device == "cpu":
@@ -128,7 +135,9 @@ class AttachedFeed(Forms):
         if self._wanted is not None:
             return dict(self._wanted)
         way_out = "take state_dict() of the feed in the process that serves it"
-        if self.mode == "queue" and (self._has_gap or self._batch_channel.stats()["consumers"] > 1):
+        link = self._link
+        is_one_of_many = link is not None and link.batch_channel.stats()["consumers"] > 1
+        if self.mode == "queue" and (self._has_gap or is_one_of_many):
             raise ValueError(
                 f"several consumers share the batches of feed {self.name!r}: what one of them got is no "
                 f"position of the epoch; {way_out}"
@@ -149,10 +158,12 @@ class AttachedFeed(Forms):
         TypeError
             ``state`` is no dict.
         ValueError
-            The feed has begun to send, or this consumer has iterated; ``state`` has no ``epoch`` or ``next``.
+            The feed has begun to send, or this consumer has iterated, or was closed; ``state`` has no
+            ``epoch`` or ``next``.
         """
         check_state(state)
-        if self._round is not None or (self._words[HAS_BEGUN_AT] and not self._words[IS_CLOSED_AT]):
+        words = self._opened().words
+        if self._round is not None or (words[HAS_BEGUN_AT] and not words[IS_CLOSED_AT]):
             raise ValueError(
                 f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "
                 "a new consumer before the feed sends its first batch (serve(consumers=) says how many "
@@ -160,9 +171,9 @@ class AttachedFeed(Forms):
             )
         self._wanted = dict(state)
 
-    def _send_wanted(self) -> None:
+    def _send_wanted(self, link: _Link) -> None:
         data = bytes_of(self._wanted or {})
-        with self._seek_channel.loan(timeout=self.timeout) as item:
+        with link.seek_channel.loan(timeout=self.timeout) as item:
             if len(data) > item.state.nbytes:
                 raise ValueError(
                     f"the state has {len(data)} bytes, and feed {self.name!r} has none or smaller ones"
@@ -175,7 +186,8 @@ class AttachedFeed(Forms):
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return
-        began = int(self._words[EPOCH_AT]), int(self._words[PLACE_AT])
+        words = self._opened().words
+        began = int(words[EPOCH_AT]), int(words[PLACE_AT])
         if not is_first or began != (wanted["epoch"], wanted["next"]):
             raise TenonError(
                 f"feed {self.name!r} has not continued at batch {wanted['next']} of epoch "
@@ -195,19 +207,18 @@ class AttachedFeed(Forms):
 
     def close(self) -> None:
         """Detaches from the feed. Other consumers get the batches that this one did not receive. Batches that
-        it has received stay valid. Idempotent."""
-        if self._key is None:
+        it has received stay valid, and keep the name of the feed. Idempotent."""
+        link, self._link = self._link, None
+        if link is None:
             return
         if _attached.get(self._key) is self:
             del _attached[self._key]
-        self._key = None
         live = self._live_epoch()
         if live is not None:
             live._end()
         self._notice = None
-        self._batch_channel.close()
-        self._end_channel.close()
-        self._seek_channel.close()
+        for channel in (link.batch_channel, link.end_channel, link.seek_channel):
+            channel.close()
 
     def __enter__(self) -> AttachedFeed:
         return self
@@ -223,34 +234,33 @@ class AttachedFeed(Forms):
 
     def _join(self) -> int:
         """The epoch that this consumer is in. Takes the role of a consumer in the channels."""
-        if self._key is None:
-            raise ValueError(f"feed {self.name!r} was closed here")
+        link = self._opened()
         if self._died is not None:
             raise OwnerDied(str(self._died), self._died.pid)
         # The first loop may begin after the end: it gets what is left.
-        self._is_late = bool(self._words[IS_CLOSED_AT]) and self._round is None
-        has_nothing = self._is_late and self._batch_channel.stats()["ready"] == 0
-        if self._words[IS_CLOSED_AT] and (self._is_over or has_nothing):
+        self._is_late = bool(link.words[IS_CLOSED_AT]) and self._round is None
+        has_nothing = self._is_late and link.batch_channel.stats()["ready"] == 0
+        if link.words[IS_CLOSED_AT] and (self._is_over or has_nothing):
             raise self._served_no_more()
         self._is_over = False
         if self._round is None:
             if self._wanted is not None:
-                self._send_wanted()  # before the server sees this consumer
+                self._send_wanted(link)  # before the server sees this consumer
             # In this order: the channel keeps later notices for this process, so none is missed. A notice may
             # be of an epoch that ends now, and items of that epoch may be left.
-            self._look_for_end()
-            self._round = int(self._words[ROUND_AT])
+            self._look_for_end(link)
+            self._round = int(link.words[ROUND_AT])
             try:
-                self._batch_channel._native.wait(0)
+                link.batch_channel._native.wait(0)
             except TimeoutError:
                 pass
         return self._round
 
-    def _look_for_end(self) -> None:
+    def _look_for_end(self, link: _Link) -> None:
         if self._notice is not None:
             return
         try:
-            notice = self._end_channel.recv(timeout=0)
+            notice = link.end_channel.recv(timeout=0)
         except (TimeoutError, EOFError):
             return
         except OwnerDied as error:
@@ -266,42 +276,43 @@ class AttachedFeed(Forms):
 
     def _receive(self) -> Received | None:
         """The next item of the batch channel; None: the epoch is over, or the feed is not served any more."""
-        timer = ReportTimer()
+        link, timer = self._opened(), ReportTimer()
+        batches, words = link.batch_channel, link.words
         end = None if self.timeout is None else time.monotonic() + self.timeout
         collected = 0  # the oldest generation that was: the young ones first, they take little time
         while True:
             now = time.monotonic()
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, max(0.0, end - now))
-            is_told, is_closed = self._notice is not None, bool(self._words[IS_CLOSED_AT])
+            is_told, is_closed = self._notice is not None, bool(words[IS_CLOSED_AT])
             try:
-                return self._batch_channel.recv(timeout=left)
+                return batches.recv(timeout=left)
             except TimeoutError:
                 if is_told and self._has_ended():
                     return None
                 if is_closed:
                     self._note_over()
                     return None
-                if collected < 2 and self._batch_channel.stats()["in_use"] == self._batch_channel.slots:
+                if collected < 2 and batches.stats()["in_use"] == batches.slots:
                     is_late = end is not None and time.monotonic() >= end
                     collected = 2 if collected or is_late else 1
                     gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
             except OwnerDied as error:
                 raise self._owner_died(error.pid) from None
             except EOFError:
-                if self._key is None:
+                if self._link is None:
                     raise ValueError(f"feed {self.name!r} was closed here") from None
-                self._look_for_end()
+                self._look_for_end(link)
                 if self._has_ended():
                     return None
-                if self._words[IS_CLOSED_AT]:
+                if words[IS_CLOSED_AT]:
                     self._note_over()
                     return None
                 continue
-            self._look_for_end()
+            self._look_for_end(link)
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(self._waiting_text(timer.seconds()))
+                raise TimeoutError(self._waiting_text(link, timer.seconds()))
             if timer.is_due():
-                log.warning("%s", self._waiting_text(timer.seconds()))
+                log.warning("%s", self._waiting_text(link, timer.seconds()))
 
     def _served_no_more(self) -> ValueError:
         return ValueError(f"feed {self.name!r} is not served any more by process {self.pid}")
@@ -311,10 +322,10 @@ class AttachedFeed(Forms):
         if self._is_late:
             raise self._served_no_more()
 
-    def _waiting_text(self, seconds: float) -> str:
-        slots, used = self._batch_channel.slots, self._batch_channel.stats()["in_use"]
+    def _waiting_text(self, link: _Link, seconds: float) -> str:
+        slots, used = link.batch_channel.slots, link.batch_channel.stats()["in_use"]
         text = f"no batch of feed {self.name!r} (process {self.pid}) for {seconds:.1f} s: "
-        if self._words[IS_FILLING_AT]:
+        if link.words[IS_FILLING_AT]:
             return text + "it waits for its generator"
         if used < slots:
             return text + "it waits for other consumers, or has not begun to serve"
@@ -361,12 +372,13 @@ class AttachedFeed(Forms):
         self._sequence = sequence
         self._note_position(numbers[5:HEAD], item.state)
         attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
-        owner = (item, self._slots)
+        slots = self._opened().slots
+        owner = (item, slots)
         arrays, k = [], HEAD
         for _, dtype, shape in self.schema.fields:
             place, lengths = numbers[k], numbers[k + 1 : k + 1 + len(shape)]
             k += 1 + len(shape)
-            arrays.append(self._slots.array(place, lengths, dtype, owner))
+            arrays.append(slots.array(place, lengths, dtype, owner))
         return AttachedBatch(self.schema.names, tuple(arrays), epoch, index, attachment)
 
 
@@ -481,6 +493,17 @@ class _Slots:
     def array(self, place: int, shape: list[int], dtype: Any, owner: Any) -> NDArray:
         address = self._address + place - self._at
         return from_pointer(address, shape, dtype, owner=owner, readonly=self._is_readonly)
+
+
+class _Link(NamedTuple):
+    """What the feed shares with this process, until it is closed here. The name of the feed stays taken while
+    a process has it."""
+
+    words: Any  # of the head
+    slots: _Slots
+    batch_channel: Channel
+    end_channel: Channel
+    seek_channel: Channel
 
 
 def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:

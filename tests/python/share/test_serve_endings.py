@@ -85,6 +85,35 @@ def test_the_first_loop_of_a_consumer_that_comes_after_the_end_raises(mode, othe
             another.ask("list(feed)")
 
 
+def test_a_closed_feed_and_its_closed_consumer_do_not_keep_the_name():
+    name = f"again-{os.getpid()}"
+    kept = []
+    for _ in range(2):
+        feed = tn.Feed(lambda batch: batch.label.fill(1), SCHEMA, batches=2, shared=name)
+        with feed, feed.serve(background=True), tn.Feed.attach(name) as attached:
+            batches = list(attached)
+            assert len(batches) == 2
+            state = attached.state_dict()
+            batches.clear()
+        with pytest.raises(ValueError, match="was closed here"):
+            iter(attached)
+        with pytest.raises(ValueError, match="was closed here"):
+            attached.load_state_dict({"epoch": 0, "next": 1})
+        assert attached.state_dict() == state
+        kept += [feed, attached]
+
+
+def test_a_batch_that_is_kept_keeps_the_name_and_the_error_says_what_to_do():
+    name = f"kept-{os.getpid()}"
+    feed = tn.Feed(lambda batch: batch.label.fill(1), SCHEMA, batches=1, shared=name)
+    with feed, feed.serve(background=True), tn.Feed.attach(name) as attached:
+        batches = list(attached)
+    again = tn.Feed(lambda batch: batch.label.fill(1), SCHEMA, batches=1, shared=name)
+    with again, pytest.raises(ValueError, match="this process uses it: delete the objects that use it"):
+        again.serve(background=True)
+    assert batches[0].label.tolist() == [1] * 4
+
+
 def test_a_late_consumer_of_a_broadcast_gets_no_batch_of_the_epoch_that_was_over(other, another):
     go_on = threading.Event()
 
