@@ -47,11 +47,11 @@ void check_device(tenon_device device) {
   }
 }
 
-// "shape (2, 3) with strides (3, 1)".
+// "shape (2, 3) with strides of (3, 1) elements".
 std::string layout_text(const Layout& layout) {
   const DimBuffer c_order = c_strides(layout.shape);
   const Dims strides = layout.is_in_c_order() ? c_order.dims() : layout.strides;
-  return concat("shape ", shape_text(layout.shape), " with strides ", shape_text(strides));
+  return concat("shape ", shape_text(layout.shape), " with ", strides_text(strides));
 }
 
 // The range of span bytes that begins low bytes from element 0. Fails if it would leave the address space,
@@ -80,8 +80,7 @@ std::string layout_text(const Layout& layout) {
   if (__builtin_sub_overflow(r.high, r.low, &span) ||
       __builtin_mul_overflow(r.low, static_cast<int64_t>(itemsize), &low) ||
       __builtin_mul_overflow(span, static_cast<int64_t>(itemsize), &span)) {
-    throw_error(Code::kValue, "strides ", shape_text(layout.strides), " of ", itemsize,
-                "-byte elements overflow 64 bits");
+    throw_error(Code::kValue, layout_text(layout), " of ", itemsize, " bytes does not fit in 64 bits");
   }
   return checked_bytes(layout, low, static_cast<uint64_t>(span));
 }
@@ -114,8 +113,8 @@ void check_data(const Layout& layout) {
   if (*size > 0) check_data(layout);
   if (!layout.is_in_c_order() && itemsize_of(layout.dtype, layout.flags) == 0 &&
       !is_c_contiguous(layout.shape, layout.strides)) {
-    throw_error(Code::kBuffer, "packed ", layout.dtype.name(), " elements must lie in C order, strides ",
-                shape_text(layout.strides), " of shape ", shape_text(layout.shape), " do not");
+    throw_error(Code::kBuffer, "packed ", layout.dtype.name(), " elements must lie in C order, and those of ",
+                layout_text(layout), " do not");
   }
   return layout;
 }

@@ -157,9 +157,9 @@ bool has_same_elements(const Array& a, const Array& b) noexcept {
         "host");
   }
   throw_error(
-      Code::kValue, "cannot copy shape ", shape_text(src.shape()), " with strides ",
-      shape_text(src.strides()), " to strides ", shape_text(dst.strides()), " on ",
-      device::text_of(working_device(src, dst)), ": that would take more than ", DeviceCopy::kMostCalls,
+      Code::kValue, "cannot copy shape ", shape_text(src.shape()), " with ", strides_text(src.strides()),
+      " to ", strides_text(dst.strides()), " on ", device::text_of(working_device(src, dst)),
+      ": that would take more than ", DeviceCopy::kMostCalls,
       " calls of the driver; let a framework do it with a kernel, for example a.torch().contiguous(), "
       "or copy it on the host");
 }
@@ -245,9 +245,8 @@ class FillCalls {
     }
     if (number_of_steps(loop_, DeviceCopy::kMostCalls / words_) == 0) {
       throw_error(
-          Code::kValue, "cannot fill strides ", shape_text(dst.strides()), " of shape ",
-          shape_text(dst.shape()), " on ", device::text_of(dst.desc().device), ": that would take more than ",
-          DeviceCopy::kMostCalls,
+          Code::kValue, "cannot fill shape ", shape_text(dst.shape()), " with ", strides_text(dst.strides()),
+          " on ", device::text_of(dst.desc().device), ": that would take more than ", DeviceCopy::kMostCalls,
           " calls of the driver; let a framework do it with a kernel, for example a.torch().fill_(x)");
     }
   }

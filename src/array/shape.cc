@@ -75,8 +75,8 @@ Reach reach(Dims shape, Dims strides) {
     int64_t span = 0;
     int64_t& end = strides[i] < 0 ? result.low : result.high;
     if (__builtin_mul_overflow(shape[i] - 1, strides[i], &span) || __builtin_add_overflow(end, span, &end)) {
-      throw_error(Code::kValue, "strides ", shape_text(strides), " of shape ", shape_text(shape),
-                  " overflow 64 bits");
+      throw_error(Code::kValue, "shape ", shape_text(shape), " with ", strides_text(strides),
+                  " does not fit in 64 bits");
     }
   }
   return result;

@@ -284,9 +284,8 @@ Ref<Array> reshape(Array& array, Dims shape, int32_t copy_mode) {
     return reshaped(array);
   }
   if (copy_mode == TENON_COPY_NEVER) {
-    throw_error(Code::kValue, "shape ", shape_text(array.shape()), " with strides ",
-                shape_text(array.strides()), " cannot be viewed as shape ", shape_text(shape),
-                ": reshape with a copy");
+    throw_error(Code::kValue, "shape ", shape_text(array.shape()), " with ", strides_text(array.strides()),
+                " cannot be viewed as shape ", shape_text(shape), ": reshape with a copy");
   }
   strides = c_strides(full.dims());
   return reshaped(*copy(array, array.dtype()));
@@ -326,9 +325,8 @@ Ref<Array> reinterpret(Array& array, DType dtype, const Dims* shape, uint64_t by
     return window(array, layout);
   }
   if (!array.is_contiguous()) {
-    throw_error(Code::kValue, "strides ", shape_text(array.strides()), " of shape ",
-                shape_text(array.shape()),
-                " are not in C order: only elements of the same size can be viewed as ", dtype.name(),
+    throw_error(Code::kValue, "shape ", shape_text(array.shape()), " with ", strides_text(array.strides()),
+                " is not in C order: only elements of the same size can be viewed as ", dtype.name(),
                 "; copy first");
   }
   const uint64_t nbytes = array.desc().nbytes;

@@ -22,6 +22,10 @@ std::string shape_text(std::span<const int64_t> shape) {
   return text += ')';
 }
 
+std::string strides_text(std::span<const int64_t> strides) {
+  return concat("strides of ", shape_text(strides), " elements");
+}
+
 std::string address_text(const void* address) {
   char buffer[24];
   std::snprintf(buffer, sizeof buffer, "0x%" PRIxPTR, reinterpret_cast<uintptr_t>(address));

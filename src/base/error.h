@@ -71,6 +71,8 @@ std::string concat(const Parts&... parts) {
 
 // "(2, 3)", "(4,)", "()": a shape as Python prints it.
 std::string shape_text(std::span<const int64_t> shape);
+// "strides of (3, 1) elements": Python counts strides in bytes.
+std::string strides_text(std::span<const int64_t> strides);
 
 // "0x7f00deadbeef".
 std::string address_text(const void* address);
