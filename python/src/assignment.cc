@@ -8,6 +8,7 @@
 #include "elements.h"
 #include "from_numpy.h"
 #include "ndarray.h"
+#include "numpy_api.h"
 #include "numpy_dtype.h"
 
 namespace tenon::python {
@@ -63,8 +64,10 @@ void check_int(nb::handle value, const Int& given, DType dtype) {
     if (PyErr_Occurred() == nullptr) return;
     PyErr_Clear();
   }
-  raise(PyExc_OverflowError, "%R is outside of the range of %s: use float64, which rounds it", value.ptr(),
-        dtype.name().c_str());
+  const nb::object text = nb::steal(PyObject_Repr(value.ptr()));
+  if (!text.is_valid()) PyErr_Clear();  // Python writes no int of more than some thousand digits
+  raise(PyExc_OverflowError, "%S is outside of the range of %s: use float64, which rounds it",
+        text.is_valid() ? text.ptr() : nb::str("an int").ptr(), dtype.name().c_str());
 }
 
 void check_float(nb::handle value, DType dtype) {
@@ -89,6 +92,10 @@ void fill_int(const Array& destination, nb::handle value) {
   const Int given(value);
   check_int(value, given, destination.dtype());
   if (given.overflow == 0) return fill_elements(destination, &given.number, dtype_of<int64_t>());
+  if (destination.dtype().code() == TENON_BOOL) {
+    const bool truth = true;
+    return fill_elements(destination, &truth, dtype_of<bool>());
+  }
   if (is_integer(destination.dtype())) {
     const uint64_t large = PyLong_AsUnsignedLongLong(value.ptr());
     return fill_elements(destination, &large, dtype_of<uint64_t>());
@@ -155,10 +162,24 @@ nb::object items_of(nb::handle value) {
   return items;
 }
 
-// Throws unless dtype holds each number of Python in the nested lists. Returns whether nothing else is there.
-bool check_numbers(nb::handle value, DType dtype, int depth = 0) {
+// An integer, a bool or a float of NumPy, or an array of integers: a 64-bit dtype holds almost all of them.
+bool is_numpy_number(nb::handle value) {
+  PyObject* const x = value.ptr();
+  if (PyArray_Check(x)) {
+    auto* const array = reinterpret_cast<PyArrayObject*>(x);
+    return PyArray_ISINTEGER(array) || PyArray_ISBOOL(array);
+  }
+  if (PyArray_IsScalar(x, Timedelta)) return false;
+  return PyArray_IsScalar(x, Integer) || PyArray_IsScalar(x, Bool) || PyArray_IsScalar(x, Half) ||
+         PyArray_IsScalar(x, Float);
+}
+
+// Throws unless dtype holds each number of Python in the nested lists. Returns whether only numbers are
+// there. has_own_dtypes: set to true if NumPy's are among them.
+bool check_numbers(nb::handle value, DType dtype, bool* has_own_dtypes, int depth = 0) {
   if (check_number(value, dtype)) return true;
   if (depth == TENON_MAX_NDIM) return false;
+  if (depth != 0 && is_numpy_number(value)) return *has_own_dtypes = true;
   const nb::object items = items_of(value);
   if (!items.is_valid()) return false;
   bool are_numbers = true;
@@ -167,17 +188,25 @@ bool check_numbers(nb::handle value, DType dtype, int depth = 0) {
   for (Py_ssize_t i = 0; i < n; ++i) {
     const nb::object item = nb::borrow(item_at(items.ptr(), i));
     if (!item.is_valid()) nb::raise_python_error();  // the code of another sequence has changed the list
-    are_numbers &= check_numbers(item, dtype, depth + 1);
+    are_numbers &= check_numbers(item, dtype, has_own_dtypes, depth + 1);
   }
   return are_numbers;
 }
 
-// The NumPy array of value, which is not an array. NumPy itself would select float64 for [2**63, 1], and
-// objects for [2**64].
+// The NumPy array of value, which is not an array. NumPy itself would select float64 for [2**63, 1] and
+// for [1, numpy.uint64(2)], and objects for [2**64].
 nb::object numpy_array_of(nb::handle value, const DType* dtype) {
   const nb::object make = nb::module_::import_("numpy").attr("asarray");
-  const bool are_numbers = dtype != nullptr && dtype->lanes() == 1 && check_numbers(value, *dtype);
-  return are_numbers ? make(value, numpy_dtype_object(wide_type_of(*dtype))) : make(value);
+  bool has_own_dtypes = false;
+  if (dtype == nullptr || dtype->lanes() != 1 || !check_numbers(value, *dtype, &has_own_dtypes))
+    return make(value);
+  try {
+    return make(value, numpy_dtype_object(wide_type_of(*dtype)));
+  } catch (const nb::python_error& error) {
+    const bool is_range = error.matches(PyExc_OverflowError) || error.matches(PyExc_ValueError);
+    if (!has_own_dtypes || !is_range) throw;
+  }
+  return make(value);  // a number of NumPy that the wide dtype does not hold is cast as C does
 }
 
 }  // namespace

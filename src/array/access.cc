@@ -98,6 +98,11 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           "forked "
           "while there was no room for another process; end some first");
     case Conflict::Reason::kInherited:
+      if (conflict.holder.thread == 0) {
+        return lease_conflict(
+            ": this forked process has a view of it from before the fork, of a thread that it does not have: "
+            "drop the view here first, or copy the array");
+      }
       return lease_conflict(
           ": this forked process still has ", holder,
           ", from before the fork, and no right of its own to that memory: drop it here, and leave the block "

@@ -10,6 +10,15 @@ namespace tenon::impl {
 
 void StepGraph::use(const StepUse& use) {
   const uint32_t step = size() - 1;
+  if (use.is_unchecked) [[unlikely]] {
+    auto& [graph, last_step] = unchecked_[use.home];
+    if (graph == nullptr) graph = std::make_unique<StepGraph>();
+    if (graph->size() == 0 || last_step != step) graph->add_step();
+    last_step = step;
+    StepUse alone = use;
+    alone.is_unchecked = false;
+    graph->use(alone);
+  }
   Bytes* const known = recent(use.extent.begin);
   if (known == nullptr || known->claim.extent != use.extent || known->claim.is_unchecked != use.is_unchecked)
     return use_some(step, use);
@@ -94,6 +103,7 @@ std::vector<StepUse> StepGraph::claims() const {
   claims.reserve(bytes_.size());
   for (const auto& [place, bytes] : bytes_) {
     const StepUse& claim = bytes.claim;
+    if (claim.is_unchecked) break;
     if (!claims.empty()) {
       StepUse& last = claims.back();
       if (last.extent.end == claim.extent.begin && last.home == claim.home && last.access == claim.access &&
@@ -106,6 +116,7 @@ std::vector<StepUse> StepGraph::claims() const {
   }
   const size_t n = claims.size();
   const auto is_inside = [&claims, n](const StepUse& use) {
+    if (use.is_unchecked) return true;
     const auto end = claims.begin() + static_cast<ptrdiff_t>(n);
     const auto behind = std::upper_bound(claims.begin(), end, use.place(),
                                          [](const auto& a, const StepUse& b) { return a < b.place(); });
@@ -121,6 +132,12 @@ std::vector<StepUse> StepGraph::claims() const {
   for (StepUse& use : rest) {
     use.is_overwrite = true;
     claims.push_back(use);
+  }
+  for (const auto& [home, uses] : unchecked_) {
+    for (StepUse& use : uses.first->claims()) {
+      use.is_unchecked = true;
+      claims.push_back(use);
+    }
   }
   return claims;
 }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <memory_resource>
 #include <utility>
 #include <vector>
@@ -93,6 +94,8 @@ class StepGraph {
   std::pmr::monotonic_buffer_resource memory_;  // of bytes_, which only grows
   // By the places of their claims; they do not overlap.
   std::pmr::map<StepUse::Place, Bytes> bytes_{&memory_};
+  // The uses of each unchecked array, which has a queue of its own, for its claims; and their last step.
+  std::map<Home*, std::pair<std::unique_ptr<StepGraph>, uint32_t>> unchecked_;
   std::array<Bytes*, 256> recent_{};  // found without a search if a step uses exactly these bytes again
 };
 

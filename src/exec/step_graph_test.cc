@@ -132,6 +132,26 @@ TEST(StepGraph, UncheckedUsesConflictOnlyAmongThemselves) {
   }
 }
 
+TEST(StepGraph, ClaimsEachUncheckedArrayOfTheSameBytes) {
+  std::array<Home, 2> homes;
+  StepUse first{&homes[0], {64, 128}, Access::kWrite, true};
+  first.is_unchecked = true;
+  StepUse second{&homes[1], {64, 128}, Access::kRead};
+  second.is_unchecked = true;
+  StepGraph graph;
+  add(graph, {first});
+  add(graph, {second});
+  EXPECT_EQ(graph.n_edges(), 1u);
+  std::vector<StepUse> claims = graph.claims();
+  ASSERT_EQ(claims.size(), 2u);
+  if (claims[0].home != &homes[0]) std::swap(claims[0], claims[1]);
+  EXPECT_EQ(claims[0].access, Access::kWrite);
+  EXPECT_TRUE(claims[0].is_overwrite);
+  EXPECT_EQ(claims[1].home, &homes[1]);
+  EXPECT_EQ(claims[1].access, Access::kRead);
+  EXPECT_FALSE(claims[1].is_overwrite) << "its bytes must hold a value";
+}
+
 TEST(StepGraph, BytesAreOverwrittenIfTheirFirstStepOverwritesThem) {
   Cell cell;
   const auto overwrites = [&](std::initializer_list<std::vector<Wanted>> steps) {

@@ -108,7 +108,10 @@ void in_child() {
 
 }  // namespace
 
-void handle_forks() { pthread_atfork(before_fork, in_parent, in_child); }
+void handle_forks() {
+  (void)Engine::instance();  // forks, and leases that fail, use it when there may be no memory
+  pthread_atfork(before_fork, in_parent, in_child);
+}
 
 void set_fork_hooks(const ForkHooks* given) noexcept {
   // pairs with: before_fork, "the hooks of forks"

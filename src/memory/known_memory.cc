@@ -115,6 +115,10 @@ bool is_free_but_for(const Request& request, Queue& queue, const Extent& extent,
     return false;
   }
   const View* const view = queue.host_conflict(Access::kWrite, extent);
+  if (view == nullptr && queue.has_lost_views()) {
+    conflict->reason = Conflict::Reason::kInherited;
+    return false;
+  }
   if (view == nullptr) return true;
   conflict->holder = Holder::of(*view);
   return false;

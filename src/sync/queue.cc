@@ -574,8 +574,10 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
 
 [[gnu::hot]] void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   view->queue = nullptr;
-  if (view->is_lost()) [[unlikely]]
+  if (view->is_lost()) [[unlikely]] {
+    --inherited_views_;
     return;
+  }
   const bool is_of_host = view->under == nullptr;
   unlink_from(is_of_host ? views_ : view->under->views, view);
   if (view->is_inherited) --inherited_views_;
@@ -598,17 +600,25 @@ void Queue::lose_views_of_others(RequestPart* part, uint32_t thread) noexcept {
     unlink_from(part->views, v);
     v->under = nullptr;
     v->previous = v;
+    ++inherited_views_;
     --(v->access == Access::kWrite ? writers_ : readers_);
     if (v->access == Access::kWrite) note_write();
   }
 }
 
 void Queue::unbind_views_of_others(uint32_t thread) noexcept {
-  for (View* v = bound_views_ != 0 ? views_ : nullptr; v != nullptr; v = v->next) {
+  for (View *v = bound_views_ != 0 ? views_ : nullptr, *next = nullptr; v != nullptr; v = next) {
+    next = v->next;
     if (!v->is_bound || v->actor.thread == thread) continue;
     v->is_bound = false;
     --bound_views_;
     note_kept(-1);
+    if (gate_ != nullptr) continue;  // it is an inherited one
+    unlink_from(views_, v);
+    v->previous = v;
+    ++inherited_views_;
+    --(v->access == Access::kWrite ? writers_ : readers_);
+    if (v->access == Access::kWrite) note_write();
   }
 }
 
@@ -665,6 +675,7 @@ Ref<Failure> Queue::failure_in(const Extent& extent, uint64_t before) const noex
 
 void Queue::take_over(Queue& other) noexcept {
   version_ += other.version_;
+  inherited_views_ += std::exchange(other.inherited_views_, 0);
   while (FailedRange* const node = other.failed_) {
     other.failed_ = node->next;
     add_failure(node);

@@ -185,6 +185,8 @@ class Queue : public QueueBase {
   // After a fork, in the child: marks the views with a grant as inherited.
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;
+  // Lost views are in nobody's way, but they keep the memory.
+  bool has_lost_views() const noexcept { return inherited_views_ != 0; }
 
   // After a fork, in the child: the views under a part that other threads have opened are lost. They are in
   // nobody's way, and may be closed.
@@ -363,9 +365,9 @@ class Queue : public QueueBase {
   Gate* gate_ = nullptr;
   uint64_t birth_ = 0;
   uint32_t bound_views_ = 0;
-  uint32_t inherited_views_ = 0;
-  uint32_t ahead_ = 0;    // parts with is_ahead
-  uint32_t holders_ = 0;  // parts that hold memory
+  uint32_t inherited_views_ = 0;  // with those that are lost
+  uint32_t ahead_ = 0;            // parts with is_ahead
+  uint32_t holders_ = 0;          // parts that hold memory
 
   RequestPart* head_ = nullptr;
   RequestPart* tail_ = nullptr;

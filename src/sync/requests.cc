@@ -609,10 +609,21 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   return result;
 }
 
+namespace {
+
+// A lost view does not keep its memory from being merged into another queue.
+Queue& lock_queue_of(const View& view) noexcept {
+  if (view.is_lost()) [[unlikely]]
+    return lock_home(*view.home);
+  view.queue->lock.lock();
+  return *view.queue;
+}
+
+}  // namespace
+
 [[gnu::hot]] void close_view(View& view) noexcept {
   ReadyList ready;
-  Queue& queue = *view.queue;
-  queue.lock.lock();
+  Queue& queue = lock_queue_of(view);
   queue.remove_view(&view, &ready);
   queue.lock.unlock();
   if (view.grant != kNoGrant) [[unlikely]] {
@@ -633,14 +644,13 @@ void mark_submitted(Request& request) noexcept {
 
 void close_view(View& view, Request& rest) noexcept {
   ReadyList ready;
-  Queue& queue = *view.queue;
   RequestPart& part = rest.parts[0];
   part.home = view.home;
   part.extent = view.extent;
   part.access = view.access;
   part.request = &rest;
   part.is_appended = true;
-  queue.lock.lock();
+  Queue& queue = lock_queue_of(view);
   // Other processes wait until the work on the stream is done.
   part.grant = std::exchange(view.grant, kNoGrant);
   rest.is_gated = part.grant != kNoGrant;

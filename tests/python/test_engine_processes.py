@@ -261,7 +261,7 @@ def test_a_fork_waits_for_the_body_that_runs():
     assert done.stdout == "[1.0, 1.0]\n", done.stderr
 
 
-@pytest.mark.parametrize("hold", ["tn.push(lambda x: wait(x), tn.write(a))", "lease()"])
+@pytest.mark.parametrize("hold", ["tn.push(lambda x: wait(x), tn.write(a))", "lease()", "view_after_lease()"])
 def test_a_forked_child_writes_what_a_thread_of_its_parent_was_writing(hold):
     done = run(
         f"""
@@ -277,6 +277,13 @@ def test_a_forked_child_writes_what_a_thread_of_its_parent_was_writing(hold):
             def hold():
                 with a.write() as v:
                     wait(v)
+            threading.Thread(target=hold, daemon=True).start()
+        def view_after_lease():
+            def hold():
+                lease = a.lease("w")
+                view = memoryview(a)
+                lease.release()
+                wait(view)
             threading.Thread(target=hold, daemon=True).start()
         op = {hold}
         has_begun.wait(60)

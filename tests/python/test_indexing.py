@@ -510,3 +510,26 @@ def test_leading_axes_of_length_1_of_a_value_are_dropped_as_numpy_drops_them():
                 a[...] = 0
                 a[...] = source
                 assert a.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.uint64(2**63 + 1), np.float32(1), np.True_, np.array(1)])
+@pytest.mark.parametrize("dtype", ["uint64", "uint8"])
+def test_lists_of_numbers_of_python_and_numpy_keep_all_bits(dtype, number):
+    for value in ([2**63 + 1, number], [number, 0], [0, number]):
+        if dtype == "uint8":
+            value = [min(x, 255) if isinstance(x, int) else x for x in value]
+        expected = [int(x) % 2 ** (8 * np.dtype(dtype).itemsize) for x in value]
+        a = tn.zeros(2, dtype)
+        a[...] = value
+        assert a.tolist() == expected
+        assert tn.array(value, dtype).tolist() == expected
+
+
+def test_ints_without_digits_are_out_of_range():
+    for value in (10**5000, [10**5000]):
+        with pytest.raises(OverflowError, match="int64"):
+            tn.zeros(1, "int64")[...] = value
+    for value in (10**400, [10**400]):
+        a = tn.zeros(1, "bool")
+        a[...] = value
+        assert a.tolist() == [True]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forked child may use and drop what its parent made; the parent sees nothing of it."""
 
+import gc
 import os
 import signal
+import threading
 
 import child
 import foreign_dlpack as dl
@@ -204,3 +206,29 @@ def test_multiprocessing_by_spawn_takes_arrays_by_value(tmp_path):
     )
     done = child.subprocess.run([child.sys.executable, script], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_memory_of_a_view_of_another_thread_is_not_moved_out_in_a_child():
+    a = tn.zeros(1 << 20, "u1")
+    views, taken, end = [], threading.Event(), threading.Event()
+
+    def hold():
+        with a.write() as v:
+            views.append(v[10:])
+            taken.set()
+            end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+
+    def work():
+        a[...] = 1  # the lease and its view are in nobody's way
+        with pytest.raises(tn.LeaseConflict, match="from before the fork"):
+            a.move_to_numpy()
+        views.clear()
+        gc.collect()
+
+    in_child(work)
+    end.set()
+    thread.join()
