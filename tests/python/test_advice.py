@@ -593,3 +593,24 @@ def test_every_advice_for_an_array_that_a_native_function_is_to_write_works(name
         assert written.tolist() == [6] * 4
         del written
         drop(scene)
+
+
+def refusal(a):
+    with pytest.raises(tn.LeaseConflict) as refused:
+        tn.push(tn.fill, tn.overwrite(a), 1)
+    return str(refused.value)
+
+
+def test_the_advice_names_all_parts_of_one_view():
+    a = tn.zeros(4)
+    first, *rest = np.asarray(a).reshape(2, 2)
+    assert "`rest[0] = rest[0].copy()`" in refusal(a)
+    del first
+    rest[0] = rest[0].copy()
+    tn.push(tn.fill, tn.overwrite(a), 1).wait()
+
+
+def test_the_advice_is_not_to_delete_the_variable_of_a_loop_over_a_view():
+    a = tn.zeros(4)
+    for row in np.asarray(a).reshape(2, 2):
+        assert "`del row`" not in refusal(a), row

@@ -23,7 +23,7 @@ from .._sync.waits import ReportTimer
 from .._values import seconds, text_for_c
 from .epochs import Iteration
 from .forms import Forms
-from .resuming import check_state
+from .resuming import check_identity, check_state
 from .serving import (
     EPOCH_AT,
     HAS_BEGUN_AT,
@@ -108,6 +108,9 @@ class AttachedFeed(Forms):
         self._notice: Received | None = None
         self._is_over = False
         self._is_late = False  # the loop began after the end, and has got nothing yet
+        self._has_batch = False  # the loop has got one
+        self._n_before = 0  # items that were sent to others before this consumer came
+        self._next_item: Received | None = None  # of a later epoch than that of the loop; for the next loop
         self._died: OwnerDied | None = None
         _attached[self._key] = self
 
@@ -159,10 +162,13 @@ class AttachedFeed(Forms):
             ``state`` is no dict.
         ValueError
             The feed has begun to send, or this consumer has iterated, or was closed; ``state`` has no
-            ``epoch`` or ``next``.
+            ``epoch`` or ``next``, or is of a feed that delivers other batches.
         """
-        check_state(state)
         words = self._opened().words
+        _, place = check_state(state)
+        check_identity(state, self._identity)
+        if self.batches is not None and place > self.batches:
+            raise ValueError(f"state is {state}: an epoch has {self.batches} batches")
         if self._round is not None or (words[HAS_BEGUN_AT] and not words[IS_CLOSED_AT]):
             raise ValueError(
                 f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "
@@ -216,7 +222,7 @@ class AttachedFeed(Forms):
         live = self._live_epoch()
         if live is not None:
             live._end()
-        self._notice = None
+        self._notice = self._next_item = None
         for channel in (link.batch_channel, link.end_channel, link.seek_channel):
             channel.close()
 
@@ -238,11 +244,12 @@ class AttachedFeed(Forms):
         if self._died is not None:
             raise OwnerDied(str(self._died), self._died.pid)
         # The first loop may begin after the end: it gets what is left.
-        self._is_late = bool(link.words[IS_CLOSED_AT]) and self._round is None
-        has_nothing = self._is_late and link.batch_channel.stats()["ready"] == 0
+        self._is_late = bool(link.words[IS_CLOSED_AT])
+        is_first = self._round is None
+        has_nothing = self._is_late and is_first and link.batch_channel.stats()["ready"] == 0
         if link.words[IS_CLOSED_AT] and (self._is_over or has_nothing):
             raise self._served_no_more()
-        self._is_over = False
+        self._is_over = self._has_batch = False
         if self._round is None:
             if self._wanted is not None:
                 self._send_wanted(link)  # before the server sees this consumer
@@ -250,10 +257,13 @@ class AttachedFeed(Forms):
             # be of an epoch that ends now, and items of that epoch may be left.
             self._look_for_end(link)
             self._round = int(link.words[ROUND_AT])
+            is_alone = link.batch_channel.stats()["consumers"] == 0
             try:
                 link.batch_channel._native.wait(0)
             except TimeoutError:
                 pass
+            if self.mode == "broadcast" and not is_alone:
+                self._n_before = link.batch_channel.stats()["sent"]
         return self._round
 
     def _look_for_end(self, link: _Link) -> None:
@@ -276,6 +286,9 @@ class AttachedFeed(Forms):
 
     def _receive(self) -> Received | None:
         """The next item of the batch channel; None: the epoch is over, or the feed is not served any more."""
+        item, self._next_item = self._next_item, None
+        if item is not None:
+            return item
         link, timer = self._opened(), ReportTimer()
         batches, words = link.batch_channel, link.words
         end = None if self.timeout is None else time.monotonic() + self.timeout
@@ -359,13 +372,21 @@ class AttachedFeed(Forms):
         if text:
             raise failure_of(text)
 
+    def _is_of_later(self, item: Received) -> bool:
+        """Whether the item is of a later epoch than the loop, which has ended without a notice: the server
+        was closed, and the feed is served anew. The next loop gets the item."""
+        if not self._has_batch or int(item.head.numpy()[0]) <= (self._round or 0):
+            return False
+        self._next_item = item
+        return True
+
     def _batch_of(self, item: Received) -> AttachedBatch | None:
-        """None: the batch is of an epoch of a broadcast that was over when this consumer came. Another
-        consumer has not released it yet."""
+        """None: the batch of a broadcast was sent before this consumer came. Another one has not released it
+        yet."""
         numbers = item.head.numpy().tolist()
-        if self.mode == "broadcast" and numbers[0] < self._round:
+        if self.mode == "broadcast" and (numbers[0] < self._round or item.sequence <= self._n_before):
             return None
-        self._is_late = False
+        self._is_late, self._has_batch = False, True
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
         self._has_gap = self._has_gap or (self._position is not None and sequence != self._sequence + 1)
@@ -398,6 +419,8 @@ class _Epoch(Iteration):
         try:
             self._is_in_next = True
             while (item := feed._receive()) is not None:
+                if feed._is_of_later(item):
+                    break
                 batch = feed._batch_of(item)
                 del item
                 if batch is not None:

@@ -39,6 +39,7 @@ from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, log
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
 from .._sync.waits import ReportTimer
+from .._values import count
 from .epochs import Epoch
 from .forms import itself
 
@@ -95,10 +96,9 @@ def check(mode: str, epochs: int | None, consumers: int) -> None:
     """Checks the arguments of `Feed.serve`."""
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
-    if epochs is not None and epochs < 0:
-        raise ValueError(f"epochs is {epochs}: it must be a count, or None for no end")
-    if consumers < 0:
-        raise ValueError(f"consumers is {consumers}: it must be a count")
+    if epochs is not None:
+        count(epochs, "epochs")
+    count(consumers, "consumers")
 
 
 def head_name(name: str) -> str:
@@ -230,6 +230,7 @@ class Server:
         self._served.end_seeking()
         self._served.server = None
         self._served.reclaim()
+        self._epoch = self._batch_channel = self._end_channel = None  # they would keep the name
 
     def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
         """False: the server is to end."""
@@ -387,6 +388,7 @@ class ServedFeed:
             if self.server is not None:
                 raise TenonError(f"feed {self.name!r} is being served already")
             self.server = server
+        self.words[ROUND_AT] += 1  # batches of an epoch that was not announced as over may be left
         self.words[IS_CLOSED_AT] = 0
         if background:
             server._start_thread()

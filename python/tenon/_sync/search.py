@@ -379,12 +379,20 @@ class Search:
                 i = self._parents[i]
         values = itertools.chain((row[2] for row in self._found), (self._wholes[i] for i in leading))
         # Besides the variable here and the argument of getrefcount.
-        return {
+        held = {
             id(value)
             for value in values
             if type(value) is not FrameType
             and sys.getrefcount(value) - 2 > self._known(id(value)) + own[id(value)]
         }
+        # Other arrays, or the iterator of a loop, may refer to what a view is a part of.
+        for *_, view in self._found:
+            base = _array_base(view) if is_a(view, np.ndarray) else None
+            while is_a(base, np.ndarray):
+                if sys.getrefcount(base) - 2 > self._known(id(base)) + own[id(base)]:
+                    held.add(id(view))
+                base = _array_base(base)
+        return held
 
     def _known(self, key: int) -> int:
         """The references to an object that were seen, and the search's own."""

@@ -12,6 +12,10 @@ import tenon as tn
 SCHEMA = tn.schema(label=("i8", (4,)))
 
 
+def fill_index(batch):
+    batch.label[...] = batch.index
+
+
 @pytest.mark.slow
 def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
     """It ends its copies of server and feed while the consumer waits for a batch."""
@@ -136,3 +140,89 @@ def test_a_late_consumer_of_a_broadcast_gets_no_batch_of_the_epoch_that_was_over
         other.start("len(list(feed))")
         assert another.answer() == [(1, 0), (1, 1)]
         assert other.answer() == 2
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+def test_a_loop_that_begins_after_the_last_epoch_raises(mode, other):
+    name = f"after-{mode}-{os.getpid()}"
+    with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
+        server = feed.serve(mode, epochs=1, background=True)
+        other.ask("import tenon as tn")
+        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        assert other.ask("[batch.index for batch in feed]") == [0, 1]
+        server.wait(SECONDS)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="is not served any more"):
+                other.ask("[batch.index for batch in feed]")
+
+
+def test_a_loop_has_no_batches_of_two_servings(other, another):
+    name = f"again-{os.getpid()}"
+    with tn.Feed(fill_index, SCHEMA, batches=20, slots=8, shared=name) as feed:
+        server = feed.serve("broadcast", epochs=None, background=True)
+        for consumer in (other, another):
+            consumer.ask("import tenon as tn")
+            consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        other.ask("it = iter(feed); first = next(it)")
+        while server.batches < 7:
+            threading.Event().wait(0.001)
+        server.close()
+        server = feed.serve("broadcast", epochs=1, background=True)
+        another.start("[(batch.epoch, batch.index) for batch in feed]")
+        while feed._served.consumers() < 2:
+            threading.Event().wait(0.001)
+        assert {epoch for epoch, _ in other.ask("[(batch.epoch, batch.index) for batch in it]")} == {0}
+        other.ask("del first")
+        other.start("[(batch.epoch, batch.index) for batch in feed]")
+        wanted = [(1, i) for i in range(20)]
+        assert [other.answer(), another.answer()] == [wanted] * 2
+
+
+def test_the_name_is_free_when_the_feed_and_its_consumers_are_closed(other):
+    name = f"free-{os.getpid()}"
+    other.ask("import tenon as tn")
+    servers = []
+    for _ in range(2):
+        with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
+            servers.append(feed.serve(background=True))
+            other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+            assert other.ask("[batch.index for batch in feed]") == [0, 1]
+            other.ask("feed.close()")
+
+
+@pytest.mark.parametrize("wrong", [{"seed": 4}, {"batches": 3}, {"schema": "0"}, {"next": 3}])
+def test_a_consumer_refuses_the_state_of_another_feed(wrong, other):
+    name = f"state-{next(iter(wrong))}-{os.getpid()}"
+    with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
+        state = feed.state_dict()
+        server = feed.serve(background=True)
+        other.ask("import tenon as tn")
+        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        with pytest.raises(ValueError, match="state"):
+            other.ask("feed.load_state_dict(state)", state={**state, **wrong})
+        assert other.ask("[batch.index for batch in feed]") == [0, 1]
+        server.wait(SECONDS)
+
+
+def test_a_late_consumer_of_a_broadcast_gets_no_batch_that_was_sent_before_it_came(other, another):
+    go_on = threading.Event()
+
+    def gated(batch):
+        if batch.index == 5:
+            go_on.wait(SECONDS)
+        batch.label[...] = batch.index
+
+    name = f"before-{os.getpid()}"
+    with tn.Feed(gated, SCHEMA, batches=8, slots=9, shared=name) as feed:
+        feed.serve("broadcast", epochs=1, background=True)
+        for consumer in (other, another):
+            consumer.ask("import tenon as tn")
+            consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        other.ask("it = iter(feed); kept = [next(it), next(it)]; rest = [next(it).index for _ in range(3)]")
+        another.start("[batch.index for batch in feed]")
+        while feed._served.consumers() < 2:
+            threading.Event().wait(0.001)
+        threading.Event().wait(0.2)
+        go_on.set()
+        assert other.ask("[batch.index for batch in it]") == [5, 6, 7]
+        assert another.answer() == [5, 6, 7]
