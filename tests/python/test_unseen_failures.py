@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -192,10 +193,16 @@ def test_a_failure_that_was_raised_is_not_logged(log, sight):
 
 
 def test_waitall_gets_what_fails_while_it_waits_and_nothing_is_logged(log):
-    for _ in range(100):
-        a = tn.zeros(1)
-        with a.write():
-            tn.push(broken, a)  # waits for the end of the block, and has no handle
+    main = threading.get_ident()
+
+    def fail_later():
+        if threading.get_ident() != main:  # else waitall() runs it
+            until(lambda: sys._current_frames()[main].f_code.co_name == "waitall")
+            time.sleep(0.02)  # for the call of the extension
+        broken()
+
+    for _ in range(10):
+        tn.push(fail_later)  # has no handle
         assert take_failures() == 1
     assert log.unseen() == []
 
