@@ -607,3 +607,23 @@ def test_without_torch_the_names_and_checks_are_there():
         iter(tn.DataLoader(Rows(), timeout=3))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda state: state.pop("calls"), "it has no calls"),
+        (lambda state: state.update(samplers=None), "its samplers must be lists"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, message):
+    loader = tn.DataLoader(rows(), batch_size=5, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    damage(state)
+    again = tn.DataLoader(rows(), batch_size=5, shuffle=True)
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=f"the state is damaged: {message}"):
+        again.load_state_dict(state)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(list(again)) == 2

@@ -366,11 +366,20 @@ def new_state(loader: Any) -> dict[str, Any]:
     }
 
 
+# In the state of an epoch that has begun.
+_OF_EPOCH = ("is_finished", "follows", "calls", "last", "yielded", "has_ended", "sampler_iter")
+
+
 def load(loader: Any, state: dict[str, Any]) -> None:
     """Checks a state, and sets the generators and the numbers of samplers to it. What the program sets after
     that, as the epoch of a `DistributedSampler`, holds."""
     if not {"loader", "now", "numbers", "samplers"} <= state.keys() or not isinstance(state["loader"], dict):
         raise ValueError(f"the state has the keys {list(state)}: it is not of a tenon.DataLoader")
+    missing = [key for key in _OF_EPOCH if "start" in state and key not in state]
+    wrong = [key for key in ("numbers", "samplers") if not isinstance(state[key], list | tuple)]
+    if missing or wrong:
+        what = f"it has no {', '.join(missing)}" if missing else f"its {' and '.join(wrong)} must be lists"
+        raise ValueError(f"the state is damaged: {what}. Load what state_dict() has returned")
     for name, own in arguments(loader).items():
         then = state["loader"].get(name)
         if then != own:
