@@ -593,16 +593,20 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
   }
 }
 
+void Queue::lose(View* view, View*& list) noexcept {
+  unlink_from(list, view);
+  view->previous = view;
+  ++inherited_views_;
+  --(view->access == Access::kWrite ? writers_ : readers_);
+  if (view->access == Access::kWrite) note_write();
+}
+
 void Queue::lose_views_of_others(RequestPart* part, uint32_t thread) noexcept {
   for (View *v = part->views, *next = nullptr; v != nullptr; v = next) {
     next = v->next;
     if (v->actor.thread == thread) continue;
-    unlink_from(part->views, v);
+    lose(v, part->views);
     v->under = nullptr;
-    v->previous = v;
-    ++inherited_views_;
-    --(v->access == Access::kWrite ? writers_ : readers_);
-    if (v->access == Access::kWrite) note_write();
   }
 }
 
@@ -613,12 +617,7 @@ void Queue::unbind_views_of_others(uint32_t thread) noexcept {
     v->is_bound = false;
     --bound_views_;
     note_kept(-1);
-    if (gate_ != nullptr) continue;  // it is an inherited one
-    unlink_from(views_, v);
-    v->previous = v;
-    ++inherited_views_;
-    --(v->access == Access::kWrite ? writers_ : readers_);
-    if (v->access == Access::kWrite) note_write();
+    if (gate_ == nullptr) lose(v, views_);  // else it is an inherited one
   }
 }
 

@@ -191,7 +191,8 @@ class Queue : public QueueBase {
   // After a fork, in the child: the views under a part that other threads have opened are lost. They are in
   // nobody's way, and may be closed.
   void lose_views_of_others(RequestPart* part, uint32_t thread) noexcept;
-  // After a fork, in the child: unbinds views of threads that do not exist there.
+  // After a fork, in the child: views that are bound to threads that do not exist there are lost. In a gated
+  // queue they are inherited, and only unbound.
   void unbind_views_of_others(uint32_t thread) noexcept;
 
   // A view of the host that conflicts, or null.
@@ -313,6 +314,7 @@ class Queue : public QueueBase {
   void unlink(RequestPart* part) noexcept;
   bool remove_among(RequestPart* part, ReadyList* ready) noexcept;
   void mark_granted(RequestPart* part) noexcept;
+  void lose(View* view, View*& list) noexcept;
   void grant(RequestPart* part, ReadyList* ready) noexcept;
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;

@@ -23,7 +23,7 @@ from .._sync.waits import ReportTimer
 from .._values import seconds, text_for_c
 from .epochs import Iteration
 from .forms import Forms
-from .resuming import check_identity, check_state
+from .resuming import check_state
 from .serving import (
     EPOCH_AT,
     HAS_BEGUN_AT,
@@ -107,7 +107,7 @@ class AttachedFeed(Forms):
         self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
         self._notice: Received | None = None
         self._is_over = False
-        self._is_late = False  # the loop began after the end, and has got nothing yet
+        self._is_late = False  # the loop began after the end
         self._has_batch = False  # the loop has got one
         self._n_before = 0  # items that were sent to others before this consumer came
         self._next_item: Received | None = None  # of a later epoch than that of the loop; for the next loop
@@ -165,10 +165,7 @@ class AttachedFeed(Forms):
             ``epoch`` or ``next``, or is of a feed that delivers other batches.
         """
         words = self._opened().words
-        _, place = check_state(state)
-        check_identity(state, self._identity)
-        if self.batches is not None and place > self.batches:
-            raise ValueError(f"state is {state}: an epoch has {self.batches} batches")
+        check_state(state, self._identity)
         if self._round is not None or (words[HAS_BEGUN_AT] and not words[IS_CLOSED_AT]):
             raise ValueError(
                 f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "
@@ -245,9 +242,8 @@ class AttachedFeed(Forms):
             raise OwnerDied(str(self._died), self._died.pid)
         # The first loop may begin after the end: it gets what is left.
         self._is_late = bool(link.words[IS_CLOSED_AT])
-        is_first = self._round is None
-        has_nothing = self._is_late and is_first and link.batch_channel.stats()["ready"] == 0
-        if link.words[IS_CLOSED_AT] and (self._is_over or has_nothing):
+        has_nothing = self._is_late and self._round is None and link.batch_channel.stats()["ready"] == 0
+        if has_nothing or (self._is_late and self._is_over):
             raise self._served_no_more()
         self._is_over = self._has_batch = False
         if self._round is None:
@@ -332,7 +328,7 @@ class AttachedFeed(Forms):
 
     def _note_over(self) -> None:
         self._is_over = True
-        if self._is_late:
+        if self._is_late and not self._has_batch:
             raise self._served_no_more()
 
     def _waiting_text(self, link: _Link, seconds: float) -> str:
@@ -363,7 +359,7 @@ class AttachedFeed(Forms):
             return
         told, nbytes, *position = notice.head.numpy().tolist()
         self._note_position(position, notice.state)
-        self._has_gap = self._is_late = False
+        self._has_gap = False
         text = notice.text.numpy()[:nbytes].tobytes()
         self._round = told + 1
         notice.release()
@@ -386,7 +382,7 @@ class AttachedFeed(Forms):
         numbers = item.head.numpy().tolist()
         if self.mode == "broadcast" and (numbers[0] < self._round or item.sequence <= self._n_before):
             return None
-        self._is_late, self._has_batch = False, True
+        self._has_batch = True
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
         self._has_gap = self._has_gap or (self._position is not None and sequence != self._sequence + 1)

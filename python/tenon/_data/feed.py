@@ -18,7 +18,7 @@ from .epochs import Epoch
 from .forms import Forms, Tensors, itself
 from .plugin import Plugin
 from .progress import check as _check_progress
-from .resuming import check_can_resume, check_identity, check_state, identity, resume
+from .resuming import check_can_resume, check_state, identity, resume
 from .schema import schema_of
 from .workers import EachBatch, Inline, PythonGenerator, Rules, Worker, WorkerBatch, Workers, name_of
 
@@ -467,10 +467,7 @@ class Feed(Forms):
             another order, seed, schema or number of batches; the generator cannot continue there, or its
             states are those of other workers.
         """
-        epoch, index = check_state(state)
-        check_identity(state, self._identity)
-        if self._batches_of_all is not None and index > self._batches_of_all:
-            raise ValueError(f"state is {state}: an epoch has {self._batches_of_all} batches")
+        epoch, index = check_state(state, self._identity)
         is_start = epoch == 0 and index == 0
         if self._native.has_state and "states" in state:
             resume(self._native, state, self._ranks)

@@ -17,7 +17,7 @@ from .workers import HOW_TO_RESUME
 _STATE = "a state is what state_dict() of a feed has returned, a dict with 'epoch' and 'next'"
 
 
-def check_state(state: Any) -> tuple[int, int]:
+def _numbers_of(state: Any) -> tuple[int, int]:
     """The epoch and the next batch of a state. Raises TypeError or ValueError for what is no state."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state is {reprlib.repr(state)}: {_STATE}")
@@ -43,7 +43,7 @@ def _order_of(state: Mapping[str, Any]) -> str:
     )
 
 
-def check_identity(state: Mapping[str, Any], own: dict[str, Any]) -> None:
+def _check_identity(state: Mapping[str, Any], own: dict[str, Any]) -> None:
     """Raises ValueError for a state of a feed that delivers other batches. Earlier versions have saved only
     ``shuffle``."""
     if state.get("shuffle") != own.get("shuffle"):
@@ -56,6 +56,16 @@ def check_identity(state: Mapping[str, Any], own: dict[str, Any]) -> None:
                 f"the state is of a feed with {text} {state[key]!r}, and this feed has {own[key]!r}: it "
                 "would deliver other batches"
             )
+
+
+def check_state(state: Any, own: dict[str, Any]) -> tuple[int, int]:
+    """The epoch and the next batch of a state of a feed with this identity. Raises TypeError or ValueError
+    for other objects."""
+    epoch, place = _numbers_of(state)
+    _check_identity(state, own)
+    if own["batches"] is not None and place > own["batches"]:
+        raise ValueError(f"state is {state}: an epoch has {own['batches']} batches")
+    return epoch, place
 
 
 def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], is_start: bool) -> None:

@@ -16,6 +16,12 @@ def fill_index(batch):
     batch.label[...] = batch.index
 
 
+def attach(name, *consumers):
+    for consumer in consumers:
+        consumer.ask("import tenon as tn")
+        consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+
+
 @pytest.mark.slow
 def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
     """It ends its copies of server and feed while the consumer waits for a batch."""
@@ -72,19 +78,14 @@ def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, o
 
 @pytest.mark.parametrize("mode", ["queue", "broadcast"])
 def test_the_first_loop_of_a_consumer_that_comes_after_the_end_raises(mode, other, another):
-    def fill(batch):
-        batch.label[...] = batch.index
-
     name = f"late-{mode}-{os.getpid()}"
-    with tn.Feed(fill, SCHEMA, batches=2, shared=name) as feed:
+    with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
         server = feed.serve(mode, epochs=1, background=True)
-        for consumer in (other, another):
-            consumer.ask("import tenon as tn")
-        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, other)
         # In a broadcast, a batch that a consumer keeps stays in the channel. It is not for the late consumer.
         other.ask("kept = [batch for batch in feed][-1:]")
         server.wait(SECONDS)
-        another.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, another)
         with pytest.raises(ValueError, match=f"is not served any more by process {os.getpid()}"):
             another.ask("list(feed)")
 
@@ -129,14 +130,11 @@ def test_a_late_consumer_of_a_broadcast_gets_no_batch_of_the_epoch_that_was_over
     name = f"late-epoch-{os.getpid()}"
     with tn.Feed(fill, SCHEMA, batches=2, slots=4, shared=name) as feed:
         feed.serve("broadcast", epochs=2, consumers=1, background=True)
-        for consumer in (other, another):
-            consumer.ask("import tenon as tn")
-            consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, other, another)
         other.ask("kept = [batch for batch in feed][-1:]")
-        another.start("[(batch.epoch, batch.index) for batch in feed]")
-        while feed._served.consumers() < 2:
-            threading.Event().wait(0.001)
+        another.ask("it = iter(feed)")
         go_on.set()
+        another.start("[(batch.epoch, batch.index) for batch in it]")
         other.start("len(list(feed))")
         assert another.answer() == [(1, 0), (1, 1)]
         assert other.answer() == 2
@@ -147,8 +145,7 @@ def test_a_loop_that_begins_after_the_last_epoch_raises(mode, other):
     name = f"after-{mode}-{os.getpid()}"
     with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
         server = feed.serve(mode, epochs=1, background=True)
-        other.ask("import tenon as tn")
-        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, other)
         assert other.ask("[batch.index for batch in feed]") == [0, 1]
         server.wait(SECONDS)
         for _ in range(2):
@@ -160,17 +157,14 @@ def test_a_loop_has_no_batches_of_two_servings(other, another):
     name = f"again-{os.getpid()}"
     with tn.Feed(fill_index, SCHEMA, batches=20, slots=8, shared=name) as feed:
         server = feed.serve("broadcast", epochs=None, background=True)
-        for consumer in (other, another):
-            consumer.ask("import tenon as tn")
-            consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, other, another)
         other.ask("it = iter(feed); first = next(it)")
         while server.batches < 7:
             threading.Event().wait(0.001)
         server.close()
         server = feed.serve("broadcast", epochs=1, background=True)
-        another.start("[(batch.epoch, batch.index) for batch in feed]")
-        while feed._served.consumers() < 2:
-            threading.Event().wait(0.001)
+        another.ask("it = iter(feed)")
+        another.start("[(batch.epoch, batch.index) for batch in it]")
         assert {epoch for epoch, _ in other.ask("[(batch.epoch, batch.index) for batch in it]")} == {0}
         other.ask("del first")
         other.start("[(batch.epoch, batch.index) for batch in feed]")
@@ -180,12 +174,11 @@ def test_a_loop_has_no_batches_of_two_servings(other, another):
 
 def test_the_name_is_free_when_the_feed_and_its_consumers_are_closed(other):
     name = f"free-{os.getpid()}"
-    other.ask("import tenon as tn")
     servers = []
     for _ in range(2):
         with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
             servers.append(feed.serve(background=True))
-            other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+            attach(name, other)
             assert other.ask("[batch.index for batch in feed]") == [0, 1]
             other.ask("feed.close()")
 
@@ -196,8 +189,7 @@ def test_a_consumer_refuses_the_state_of_another_feed(wrong, other):
     with tn.Feed(fill_index, SCHEMA, batches=2, shared=name) as feed:
         state = feed.state_dict()
         server = feed.serve(background=True)
-        other.ask("import tenon as tn")
-        other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, other)
         with pytest.raises(ValueError, match="state"):
             other.ask("feed.load_state_dict(state)", state={**state, **wrong})
         assert other.ask("[batch.index for batch in feed]") == [0, 1]
@@ -215,14 +207,20 @@ def test_a_late_consumer_of_a_broadcast_gets_no_batch_that_was_sent_before_it_ca
     name = f"before-{os.getpid()}"
     with tn.Feed(gated, SCHEMA, batches=8, slots=9, shared=name) as feed:
         feed.serve("broadcast", epochs=1, background=True)
-        for consumer in (other, another):
-            consumer.ask("import tenon as tn")
-            consumer.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
+        attach(name, other, another)
         other.ask("it = iter(feed); kept = [next(it), next(it)]; rest = [next(it).index for _ in range(3)]")
-        another.start("[batch.index for batch in feed]")
-        while feed._served.consumers() < 2:
-            threading.Event().wait(0.001)
-        threading.Event().wait(0.2)
+        another.ask("it = iter(feed)")
         go_on.set()
+        another.start("[batch.index for batch in it]")
         assert other.ask("[batch.index for batch in it]") == [5, 6, 7]
         assert another.answer() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("counts", [{"epochs": 1.5}, {"epochs": "2"}, {"consumers": 1.5}])
+def test_counts_of_serve_are_integers(counts):
+    [name] = counts
+    with (
+        tn.Feed(fill_index, SCHEMA, batches=1, shared=True) as feed,
+        pytest.raises(TypeError, match=f"{name} is {counts[name]!r}: it must be an integer"),
+    ):
+        feed.serve(background=True, **counts)
