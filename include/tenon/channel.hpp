@@ -28,6 +28,7 @@ enum class WhenFull : int32_t {
   kWait = TENON_WHEN_FULL_WAIT,
   kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,
   kRaise = TENON_WHEN_FULL_RAISE,
+  kKeep = TENON_WHEN_FULL_KEEP,
 };
 
 // A slot that was loaned or received: a reference-counted handle. A loan that is destroyed without send() is

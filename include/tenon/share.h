@@ -201,9 +201,10 @@ enum tenon_channel_kind {
   TENON_CHANNEL_LATEST = 2     /* receivers get the newest item; producers never wait for them */
 };
 enum tenon_when_full {
-  TENON_WHEN_FULL_WAIT = 0,
+  TENON_WHEN_FULL_WAIT = 0,        /* a broadcast without consumers drops its oldest item instead */
   TENON_WHEN_FULL_DROP_OLDEST = 1, /* the oldest item that no consumer has received */
-  TENON_WHEN_FULL_RAISE = 2        /* LEASE_CONFLICT */
+  TENON_WHEN_FULL_RAISE = 2,       /* LEASE_CONFLICT; a broadcast without consumers: as WAIT */
+  TENON_WHEN_FULL_KEEP = 3         /* wait, also for a consumer of a broadcast without consumers */
 };
 
 typedef struct tenon_channel_options {
@@ -280,7 +281,7 @@ TENON_API void tenon_channel_close(tenon_channel* channel);
 
 typedef struct tenon_channel_statistics {
   uint32_t struct_size;
-  int32_t ready;     /* slots that hold an item */
+  int32_t ready;     /* slots with an item that a consumer may receive */
   int32_t in_use;    /* slots that some process holds */
   int32_t producers; /* processes */
   int32_t consumers;

@@ -24,7 +24,7 @@ ChannelPlan plan_in(const tenon_channel_options& options) {
   if (options.mode < 0 || options.mode > TENON_CHANNEL_LATEST) {
     throw_error(Code::kValue, "mode is ", options.mode, ": it must be one of TENON_CHANNEL_*");
   }
-  if (options.when_full < 0 || options.when_full > TENON_WHEN_FULL_RAISE) {
+  if (options.when_full < 0 || options.when_full > TENON_WHEN_FULL_KEEP) {
     throw_error(Code::kValue, "when_full is ", options.when_full, ": it must be one of TENON_WHEN_FULL_*");
   }
   if (options.slots < 1) throw_error(Code::kValue, "a channel needs at least one slot, not ", options.slots);

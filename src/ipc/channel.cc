@@ -111,7 +111,7 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   const uint64_t at = sizeof(ChannelState) + uint64_t{channel->plan_.slots} * sizeof(ChannelSlot);
   const uint64_t description_nbytes = state->description_nbytes;
   if (channel->plan_.slots == 0 || channel->plan_.slots > kMostSlots || state->mode > TENON_CHANNEL_LATEST ||
-      state->when_full > TENON_WHEN_FULL_RAISE || at > nbytes || description_nbytes > nbytes - at) {
+      state->when_full > TENON_WHEN_FULL_KEEP || at > nbytes || description_nbytes > nbytes - at) {
     throw_no_channel(*memory);
   }
   const std::vector<std::byte> copy(memory->data() + at, memory->data() + at + description_nbytes);
@@ -179,6 +179,9 @@ void Channel::take_role(ChannelRole role) {
     store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
   }
+  // Items before the last one may be gone, so the consumer would get items with gaps between them.
+  if (role == kConsumer && plan_.mode == ChannelMode::kBroadcast && (look(end.roles) & role) == 0)
+    store(end.cursor, look(state_->last_received));
   ends_.add_role(role);
   // First adds the role, then reads is_closed_; close() does the opposite.
   // pairs with: Channel::close, "a role of an opening"
@@ -278,12 +281,11 @@ bool Channel::try_loan(Item& item, const Deadline& deadline) {
 
 bool Channel::try_to_lend(Item& item) {
   const uint32_t newest = plan_.mode == ChannelMode::kLatest ? sent_.newest() : kNoSlot;
-  const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? ends_.least_cursor() : 0;
+  const bool is_broadcast = plan_.mode == ChannelMode::kBroadcast;
+  const uint64_t seen = is_broadcast ? ends_.received_by_all() : 0;
   const auto is_spare = [&](uint32_t i) {
     const uint64_t sequence = look(slot_states_[i].sequence);
-    if (sequence == 0) return true;
-    if (plan_.mode == ChannelMode::kLatest) return i != newest;
-    return plan_.mode == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen;
+    return sequence <= seen || (plan_.mode == ChannelMode::kLatest && i != newest);
   };
   const auto try_slot = [&](uint32_t i) {
     // In this order: no item is lost if the slot is refused or the process dies here.
@@ -295,10 +297,10 @@ bool Channel::try_to_lend(Item& item) {
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     if (is_spare(i) && try_slot(i)) return true;
   }
-  // A broadcast without consumers drops the oldest items.
+  // A broadcast without consumers drops the oldest items, unless it keeps them for the first consumer.
+  const bool is_unheard = is_broadcast && plan_.when_full != WhenFull::kKeep && ends_.count(kConsumer) == 0;
   const bool may_drop =
-      plan_.mode != ChannelMode::kLatest && (plan_.when_full == WhenFull::kDropOldest ||
-                                             (plan_.mode == ChannelMode::kBroadcast && seen == UINT64_MAX));
+      plan_.mode != ChannelMode::kLatest && (plan_.when_full == WhenFull::kDropOldest || is_unheard);
   if (may_drop) {
     for (uint32_t i = sent_.next(0); i != kNoSlot; i = sent_.next(look(slot_states_[i].sequence))) {
       if (!try_slot(i)) continue;
@@ -364,6 +366,8 @@ bool Channel::try_receive(Item& item, const Deadline& deadline) {
       item.sequence_.store(sequence, std::memory_order_relaxed);
       if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
       publish(end.cursor, sequence);
+      if (plan_.mode == ChannelMode::kBroadcast && sequence > look(state_->last_received))
+        publish(state_->last_received, sequence);
       publish(state_->received, look(state_->received) + 1);
       return true;
     }
@@ -729,8 +733,9 @@ ChannelStatistics Channel::statistics() const {
   s.received = look(state_->received);
   s.dropped = look(state_->dropped);
   s.deaths = look(state_->deaths);
+  const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? ends_.received_by_all() : 0;
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    s.ready += look(slot_states_[i].sequence) != 0 ? 1 : 0;
+    s.ready += look(slot_states_[i].sequence) > seen ? 1 : 0;
     s.in_use += is_held(i) ? 1 : 0;
   }
   s.producers = ends_.count(kProducer);

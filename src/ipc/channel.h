@@ -38,6 +38,7 @@ enum class WhenFull : uint32_t {
   kWait = TENON_WHEN_FULL_WAIT,
   kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // of the items that no process holds
   kRaise = TENON_WHEN_FULL_RAISE,
+  kKeep = TENON_WHEN_FULL_KEEP,  // as kWait, and a broadcast waits for a consumer
 };
 
 struct ChannelPlan {
@@ -54,7 +55,7 @@ struct ChannelStatistics {
   uint64_t received = 0;
   uint64_t dropped = 0;  // because no slot was free
   uint64_t deaths = 0;   // of producers
-  uint32_t ready = 0;    // slots that hold an item
+  uint32_t ready = 0;    // slots with an item that a consumer may receive
   uint32_t in_use = 0;   // slots that a process holds
   uint32_t producers = 0;
   uint32_t consumers = 0;

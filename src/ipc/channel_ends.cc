@@ -22,8 +22,8 @@ uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
   return n;
 }
 
-uint64_t ChannelEnds::least_cursor() const noexcept {
-  uint64_t least = UINT64_MAX;
+uint64_t ChannelEnds::received_by_all() const noexcept {
+  uint64_t least = look(state_->last_received);
   visit_ends([&](uint32_t, const ChannelEnd& end) {
     if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
   });

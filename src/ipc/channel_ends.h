@@ -24,8 +24,9 @@ class ChannelEnds {
   bool is_alive(uint32_t place) const noexcept;
   // The number of processes with this role.
   uint32_t count(ChannelRole role) const noexcept;
-  // The last item that all consumers have received; UINT64_MAX: there is no consumer.
-  uint64_t least_cursor() const noexcept;
+  // Of a broadcast: the last item that no consumer is to receive any more. All consumers have received it; if
+  // there are none now, one that has left had received it.
+  uint64_t received_by_all() const noexcept;
   // Names the stopped processes that have a role, for messages.
   std::string stopped_text() const;
 

@@ -109,6 +109,7 @@ class Model {
     if (const auto i = slot_to_receive(end)) {
       Slot& slot = slots_[*i];
       end.cursor = slot.sequence;
+      last_received_ = std::max(last_received_, slot.sequence);
       slot.holders.insert(who);
       in_hand_[who].push_back(*i);
       ++received_;
@@ -157,7 +158,7 @@ class Model {
     const auto n = [](auto m) { return static_cast<uint64_t>(m); };
     uint64_t ready = 0, in_use = 0;
     for (const Slot& slot : slots_) {
-      ready += slot.sequence != 0 ? 1 : 0;
+      ready += slot.sequence > (mode_ == ChannelMode::kBroadcast ? received_by_all() : 0) ? 1 : 0;
       in_use += slot.holders.empty() ? 0 : 1;
     }
     return text_of(last_, received_, dropped_, deaths_.size(), ready, in_use, n(count(&End::is_producer)),
@@ -193,9 +194,17 @@ class Model {
     return n;
   }
   End& take_role(int who, bool End::* role) {
-    if (!(ends_[who].*role)) look();
+    if (!(ends_[who].*role)) {
+      look();
+      if (role == &End::is_consumer && mode_ == ChannelMode::kBroadcast) ends_[who].cursor = last_received_;
+    }
     ends_[who].*role = true;
     return ends_[who];
+  }
+  uint64_t received_by_all() const {
+    uint64_t least = last_received_;
+    for (const auto& [who, end] : ends_) least = end.is_consumer ? std::min(least, end.cursor) : least;
+    return least;
   }
   // The deaths of producers.
   void look() {
@@ -209,18 +218,19 @@ class Model {
     }
   }
   std::optional<size_t> slot_to_loan() {
-    uint64_t seen = UINT64_MAX, newest = 0;
-    for (const auto& [who, end] : ends_) seen = end.is_consumer ? std::min(seen, end.cursor) : seen;
+    const uint64_t seen = received_by_all();
+    uint64_t newest = 0;
     for (const Slot& slot : slots_) newest = std::max(newest, slot.sequence);
     for (size_t i = 0; i < slots_.size(); ++i) {
       const uint64_t sequence = slots_[i].sequence;
       const bool is_spare = sequence == 0 || (mode_ == ChannelMode::kLatest && sequence != newest) ||
-                            (mode_ == ChannelMode::kBroadcast && seen != UINT64_MAX && sequence <= seen);
+                            (mode_ == ChannelMode::kBroadcast && sequence <= seen);
       if (is_spare && slots_[i].holders.empty()) return i;
     }
     const bool may_drop =
-        mode_ != ChannelMode::kLatest &&
-        (when_full_ == WhenFull::kDropOldest || (mode_ == ChannelMode::kBroadcast && seen == UINT64_MAX));
+        mode_ != ChannelMode::kLatest && (when_full_ == WhenFull::kDropOldest ||
+                                          (mode_ == ChannelMode::kBroadcast &&
+                                           when_full_ != WhenFull::kKeep && count(&End::is_consumer) == 0));
     std::optional<size_t> oldest;
     for (size_t i = 0; may_drop && i < slots_.size(); ++i) {
       if (slots_[i].sequence == 0 || !slots_[i].holders.empty()) continue;
@@ -247,7 +257,7 @@ class Model {
   std::map<int, End> ends_;  // of the dead under who - kGraves
   std::map<int, std::deque<size_t>> loans_, in_hand_;
   std::vector<pid_t> deaths_;
-  uint64_t last_ = 0, received_ = 0, dropped_ = 0, closings_ = 0;
+  uint64_t last_ = 0, last_received_ = 0, received_ = 0, dropped_ = 0, closings_ = 0;
 };
 
 class Histories : public testing::TestWithParam<Case> {};

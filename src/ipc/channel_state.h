@@ -8,7 +8,7 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x364E4E4148434E54;  // "TNCHANN6"
+constexpr uint64_t kChannelMark = 0x374E4E4148434E54;  // "TNCHANN7"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -53,6 +53,7 @@ struct ChannelState {
   std::atomic<uint64_t> gone_up_to;  // no slot has an item with this number or a smaller one
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;
+  std::atomic<uint64_t> last_received;  // of a broadcast: the last item that some consumer has received
   std::atomic<uint64_t> deaths;
   std::atomic<uint32_t> dead_pids[kKnownDead];  // of death n at n % kKnownDead
   std::atomic<uint64_t> closings;               // how often the channel has lost its last producer

@@ -312,6 +312,47 @@ TEST(Channel, ADeadConsumerDoesNotHoldABroadcastUp) {
   EXPECT_EQ(try_loan(channel), TENON_OK);
 }
 
+TEST(Channel, ALaterConsumerOfABroadcastGetsWhatNoConsumerHasReceived) {
+  const std::string name = new_name();
+  const api::Channel channel = make(3, ChannelMode::kBroadcast, WhenFull::kWait, name);
+  (void)try_receive(channel);
+  for (int64_t i = 1; i <= 2; ++i) {
+    put(channel, i);
+    EXPECT_EQ(take(channel), i);
+  }
+  put(channel, 3);
+  Peer later({"steered", name});
+  std::string line;
+  ASSERT_TRUE(later.hear(&line));
+  EXPECT_EQ(channel.statistics().ready, 1);
+  EXPECT_EQ(later.ask("receive"), "ok 3 3");
+  channel.close();
+  const api::Channel again = join(name);
+  put(again, 4);
+  EXPECT_EQ(take(again), 4) << "it was closed, and comes later now";
+  EXPECT_EQ(again.statistics().ready, 1) << "for the other consumer";
+  EXPECT_EQ(later.ask("receive"), "ok 4 4");
+  EXPECT_EQ(again.statistics().ready, 0);
+}
+
+TEST(Channel, ABroadcastThatKeepsItsItemsWaitsForAConsumer) {
+  const std::string name = new_name();
+  const api::Channel channel = make(2, ChannelMode::kBroadcast, WhenFull::kKeep, name);
+  for (int64_t i = 1; i <= 2; ++i) put(channel, i);
+  EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT);
+  Peer first({"steered", name});
+  std::string line;
+  ASSERT_TRUE(first.hear(&line));
+  EXPECT_EQ(first.ask("receive"), "ok 1 1");
+  EXPECT_EQ(first.ask("give"), "ok");
+  put(channel, 3);
+  EXPECT_EQ(first.ask("reopen"), "ok");
+  EXPECT_EQ(try_loan(channel), TENON_ERR_TIMEOUT) << "the consumer has left";
+  EXPECT_EQ(first.ask("receive"), "ok 2 2");
+  EXPECT_EQ(first.ask("receive"), "ok 3 3");
+  EXPECT_EQ(channel.statistics().dropped, 0U);
+}
+
 TEST(Channel, OneOpeningThatIsClosedEndsNoOtherOneOfItsProcess) {
   const std::string name = new_name();
   const api::Channel channel = make(2, ChannelMode::kBroadcast, WhenFull::kRaise, name);
@@ -560,7 +601,7 @@ TEST(Channel, MemoryThatHoldsNoChannelIsRefused) {
   const api::Array memory = good.memory();
   auto* const words = static_cast<uint32_t*>(memory.desc().data);
   const std::vector<std::pair<size_t, uint32_t>> damages = {{0, 1}, {2, 0},          {2, 5000}, {3, 3},
-                                                            {4, 3}, {6, 0xffffffff}, {7, 1},    {2, 4}};
+                                                            {4, 4}, {6, 0xffffffff}, {7, 1},    {2, 4}};
   for (const auto& [at, value] : damages) {
     const uint32_t before = std::exchange(words[at], value);
     EXPECT_EQ(code_of([&] { (void)api::Channel::open(memory); }), TENON_ERR_VALUE) << "word " << at;

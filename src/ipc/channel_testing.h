@@ -94,13 +94,14 @@ struct Case {
 };
 inline std::string name_of(const testing::TestParamInfo<Case>& info) {
   static constexpr const char *kModes[] = {"Queue", "Broadcast", "Latest"},
-                              *kPolicies[] = {"Wait", "DropOldest", "Raise"};
+                              *kPolicies[] = {"Wait", "DropOldest", "Raise", "Keep"};
   return concat(kModes[static_cast<int>(info.param.mode)], kPolicies[static_cast<int>(info.param.when_full)]);
 }
 inline std::vector<Case> all_cases() {
   std::vector<Case> all;
   for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kBroadcast, ChannelMode::kLatest}) {
-    for (const WhenFull policy : {WhenFull::kWait, WhenFull::kDropOldest, WhenFull::kRaise}) {
+    for (const WhenFull policy :
+         {WhenFull::kWait, WhenFull::kDropOldest, WhenFull::kRaise, WhenFull::kKeep}) {
       all.push_back({mode, policy});
     }
   }

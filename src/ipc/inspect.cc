@@ -251,7 +251,7 @@ class Inspection {
 
   void look_at_channel(const ChannelState& state, const FileBytes& bytes, ChannelReport* channel) {
     const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelSlot);
-    if (state.slots == 0 || state.mode > TENON_CHANNEL_LATEST || state.when_full > TENON_WHEN_FULL_RAISE ||
+    if (state.slots == 0 || state.mode > TENON_CHANNEL_LATEST || state.when_full > TENON_WHEN_FULL_KEEP ||
         at > bytes.size() || state.description_nbytes > bytes.size() - at) {
       throw_error(Code::kValue, "its table of ", state.slots, " slots is damaged");
     }

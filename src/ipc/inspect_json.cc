@@ -23,6 +23,7 @@ const char* when_full_name(uint32_t when_full) {
     case TENON_WHEN_FULL_WAIT: return "wait";
     case TENON_WHEN_FULL_DROP_OLDEST: return "drop_oldest";
     case TENON_WHEN_FULL_RAISE: return "raise";
+    case TENON_WHEN_FULL_KEEP: return "keep";
     default: return "unknown";
   }
 }

@@ -109,7 +109,6 @@ class AttachedFeed(Forms):
         self._is_over = False
         self._is_late = False  # the loop began after the end
         self._has_batch = False  # the loop has got one
-        self._n_before = 0  # items that were sent to others before this consumer came
         self._next_item: Received | None = None  # of a later epoch than that of the loop; for the next loop
         self._died: OwnerDied | None = None
         _attached[self._key] = self
@@ -253,13 +252,10 @@ class AttachedFeed(Forms):
             # be of an epoch that ends now, and items of that epoch may be left.
             self._look_for_end(link)
             self._round = int(link.words[ROUND_AT])
-            is_alone = link.batch_channel.stats()["consumers"] == 0
             try:
                 link.batch_channel._native.wait(0)
             except TimeoutError:
                 pass
-            if self.mode == "broadcast" and not is_alone:
-                self._n_before = link.batch_channel.stats()["sent"]
         return self._round
 
     def _look_for_end(self, link: _Link) -> None:
@@ -376,12 +372,8 @@ class AttachedFeed(Forms):
         self._next_item = item
         return True
 
-    def _batch_of(self, item: Received) -> AttachedBatch | None:
-        """None: the batch of a broadcast was sent before this consumer came. Another one has not released it
-        yet."""
+    def _batch_of(self, item: Received) -> AttachedBatch:
         numbers = item.head.numpy().tolist()
-        if self.mode == "broadcast" and (numbers[0] < self._round or item.sequence <= self._n_before):
-            return None
         self._has_batch = True
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
@@ -414,13 +406,11 @@ class _Epoch(Iteration):
             self._stop()
         try:
             self._is_in_next = True
-            while (item := feed._receive()) is not None:
-                if feed._is_of_later(item):
-                    break
+            item = feed._receive()
+            if item is not None and not feed._is_of_later(item):
                 batch = feed._batch_of(item)
                 del item
-                if batch is not None:
-                    return self._convert(batch)
+                return self._convert(batch)
             self._end()
             feed._end_round()
             feed._check_wanted(False)

@@ -267,9 +267,6 @@ class Server:
             except OpError as error:
                 error.__traceback__ = None
                 return error
-            # In a broadcast without consumers, a loan would take what the next one is to get.
-            if self.mode == "broadcast" and not self._has_consumers(1, "the next batch"):
-                return None
             loan = channel.loan()
             served.note_free(loan)
             with self._sending:
@@ -282,7 +279,7 @@ class Server:
         return None
 
     def _end_epoch(self, notice: Loan, failure: OpError | None) -> Loan | None:
-        """Announces the end, and waits until all consumers have received it and, of a queue, all batches.
+        """Announces the end, and waits until all consumers have received it, and some consumer all batches.
 
         The loan for the next time; None: the server is to end.
         """
@@ -300,19 +297,21 @@ class Server:
             notice.head[2:] = served.put_position(notice.state)
             notice.send()
             self._batch_channel.close()
-            if self.mode == "queue" and not self._poll(
+            if not self._poll(
                 lambda: served.consumers() > 0 or served.unread() == 0,
                 lambda: f"a consumer: {served.unread()} batches of the epoch are left",
             ):
                 return None
             notice = self._end_channel.loan()
-            if self.mode == "broadcast" or served.unread() == 0:
+            if served.unread() == 0:
                 return notice
-            # All consumers have left, and have not received the rest. The next one gets another notice.
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return None
-            self._batch_channel = served.open_batch_channel()
+            self._batch_channel = served.open_batch_channel()  # from here on, killed consumers do not count
+            if self.mode == "broadcast" and served.consumers() > 0:
+                return notice
+            # All consumers have left, and have not received the rest. The next one gets another notice.
 
 
 class ServedFeed:
@@ -343,7 +342,9 @@ class ServedFeed:
             "state": ("u1", (states,)),
         }
         # These openings have no role: the channels are opened for each use, and then closed.
-        self._batch_channel = Channel(fields, tokens, self.name, "queue" if mode == "queue" else "broadcast")
+        self._batch_channel = Channel(
+            fields, tokens, self.name, "queue" if mode == "queue" else "broadcast", when_full="keep"
+        )
         self._end_channel = Channel(
             {"head": ("i8", (6,)), "text": ("u1", (TEXT_NBYTES,)), "state": ("u1", (states,))},
             1,
@@ -412,8 +413,7 @@ class ServedFeed:
         return os.getpid() != self._pid
 
     def open_batch_channel(self) -> Channel:
-        """A new opening, which has the role of a producer. Not in a broadcast without consumers: there a loan
-        takes what the next one is to get."""
+        """A new opening, which has the role of a producer."""
         channel = open_channel(self._batch_channel._native.memory())
         try:
             loan = channel.loan(timeout=0)
@@ -437,9 +437,8 @@ class ServedFeed:
         self._held.pop(loan.head.ctypes.data, None)
 
     def reclaim(self, opened: Channel | None = None) -> None:
-        """Releases all batches that no consumer has any more. A broadcast without consumers keeps them for
-        the next one."""
-        if not self._held or (self.server and self.mode == "broadcast" and self.consumers() == 0):
+        """Releases all batches that no consumer has any more."""
+        if not self._held:
             return
         channel = self.open_batch_channel() if opened is None else opened
         free = []
@@ -475,8 +474,8 @@ class ServedFeed:
             self.words[IS_FILLING_AT] = 0
 
     def withdraw(self) -> None:
-        """Takes back the batches that were sent and not received."""
-        if self.mode == "queue" and self.unread() > 0:
+        """Takes back the batches that no consumer has received."""
+        if self.unread() > 0:
             channel = open_channel(self._batch_channel._native.memory())
             try:
                 while True:

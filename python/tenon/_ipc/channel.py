@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _MODES = ("queue", "broadcast", "latest")
-_WHEN_FULL = ("wait", "drop_oldest", "raise")
+_WHEN_FULL = ("wait", "drop_oldest", "raise", "keep")
 
 
 class Channel(ChannelCalls):
@@ -42,9 +42,11 @@ class Channel(ChannelCalls):
     mode : {'queue', 'broadcast', 'latest'}
         'queue': each item goes to one consumer, writable. 'broadcast': each item goes to all consumers,
         read-only. 'latest': `recv` returns the newest item, read-only.
-    when_full : {'wait', 'drop_oldest', 'raise'}
-        The behaviour of `loan` without a free slot. 'wait': waits. 'drop_oldest': takes the slot of the
-        oldest item that no consumer has received. 'raise': LeaseConflict.
+    when_full : {'wait', 'drop_oldest', 'raise', 'keep'}
+        The behaviour of `loan` without a free slot. 'wait': waits; a broadcast without consumers drops the
+        oldest item. 'drop_oldest': takes the slot of the oldest item that no consumer has received.
+        'raise': LeaseConflict; a broadcast as for 'wait'. 'keep': waits, also for the first consumer of a
+        broadcast.
 
     Raises
     ------
@@ -62,7 +64,7 @@ class Channel(ChannelCalls):
         slots: int = 8,
         name: str | Shared | None = None,
         mode: Literal["queue", "broadcast", "latest"] = "queue",
-        when_full: Literal["wait", "drop_oldest", "raise"] = "wait",
+        when_full: Literal["wait", "drop_oldest", "raise", "keep"] = "wait",
     ) -> None:
         if mode not in _MODES:
             raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(_MODES)}")
