@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -213,29 +214,42 @@ void push_and_run(const Neighbour::Told&) {
   expect(value == 8, "every op has run once");
 }
 
-// Bodies that fail, and a lease that an exception ends.
-void fail_to_write(const Neighbour::Told&) {
-  struct Stop {};
-  const auto stop = [](api::View<int64_t, 1>) { throw Stop(); };
-  const auto fails = [](const char* what, const auto& use) {
-    try {
-      use();
-    } catch (const api::OpError&) {
-      return;
-    }
-    expect(false, what);
-  };
-  const Array a = Array::zeros<int64_t>({1}), b = Array::zeros<int64_t>({1}), c = Array::zeros<int64_t>({1});
-  fails("the op has failed", [&] { api::push(stop, api::write(a)).wait(); });
-  api::Recording loop;
-  loop.push(stop, api::write(b));
-  fails("the replay has failed", [&] { loop.replay().wait(); });
+struct Stop {};
+
+template <class Use>
+void expect_failed(const char* what, const Use& use) {
   try {
-    const api::Lease writing = c.write();
+    use();
+  } catch (const api::OpError&) {
+    return;
+  }
+  expect(false, what);
+}
+
+// For a process that has neither pushed an op nor forked, so that it has not used the engine.
+void fail_and_fork() {
+  const Array a = Array::zeros<int64_t>({1}), b = Array::zeros<int64_t>({1});
+  try {
+    const api::Lease writing = a.write();
     throw Stop();
   } catch (const Stop&) {
   }
-  fails("the lease has failed", [&] { (void)c.read(); });
+  expect_failed("the lease has failed", [&] { (void)a.read(); });
+  const api::Lease held = b.read();
+  const pid_t pid = fork();
+  if (pid == 0) _exit(0);
+  int status = -1;
+  if (pid > 0) (void)waitpid(pid, &status, 0);
+  expect(status == 0, "the child of the fork lives on");
+}
+
+void fail_to_write(const Neighbour::Told&) {
+  const auto stop = [](api::View<int64_t, 1>) { throw Stop(); };
+  const Array a = Array::zeros<int64_t>({1}), b = Array::zeros<int64_t>({1});
+  expect_failed("the op has failed", [&] { api::push(stop, api::write(a)).wait(); });
+  api::Recording loop;
+  loop.push(stop, api::write(b));
+  expect_failed("the replay has failed", [&] { loop.replay().wait(); });
 }
 
 // The failure can also happen in the child. Memory that the parent's ops were to write holds no value there:
@@ -613,4 +627,40 @@ TEST_P(EachFailure, OfASystemCallLeavesTheProgramWhole) {
 INSTANTIATE_TEST_SUITE_P(Faults, EachFailure, testing::ValuesIn(kCases),
                          [](const testing::TestParamInfo<Case>& c) { return std::string(c.param.name); });
 
+// Each failure needs a new program: a forked child has used the engine.
+constexpr const char* kNewProgram = "--fail-and-fork";
+enum NewProgramEnd { kHasFailed, kHasNotFailed };
+
+NewProgramEnd run_new_program(long n) {
+  (void)alarm(kWatchdogSeconds);
+  tenon::faults::arm(Kind::kMemory, n, 0);
+  try {
+    fail_and_fork();
+  } catch (const std::exception&) {
+  }
+  (void)tenon::faults::disarm();
+  return tenon::faults::failed_call() != nullptr ? kHasFailed : kHasNotFailed;
+}
+
+TEST(Faults, OfAnAllocationInAProcessWithoutOpsLeavesItWhole) {
+  for (long n = 1; n < kMostFailures; ++n) {
+    std::string number = std::to_string(n), option = kNewProgram, self = "/proc/self/exe";
+    char* words[] = {self.data(), option.data(), number.data(), nullptr};
+    pid_t pid = -1;
+    ASSERT_EQ(posix_spawn(&pid, self.c_str(), nullptr, nullptr, words, environ), 0);
+    int status = -1;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    ASSERT_TRUE(WIFEXITED(status)) << "failure " << n << " ends it: " << strsignal(WTERMSIG(status));
+    if (WEXITSTATUS(status) == kHasNotFailed) return;
+    ASSERT_EQ(WEXITSTATUS(status), kHasFailed);
+  }
+  ADD_FAILURE() << "there is no end";
+}
+
 }  // namespace
+
+int main(int count, char** words) {
+  if (count == 3 && std::strcmp(words[1], kNewProgram) == 0) return run_new_program(std::atol(words[2]));
+  testing::InitGoogleTest(&count, words);
+  return RUN_ALL_TESTS();
+}
