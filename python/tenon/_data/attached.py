@@ -99,11 +99,7 @@ class AttachedFeed(Forms):
             _Slots(name, about, is_writable=self.mode == "queue"),
             *(open_channel(_core.open_array(bytes.fromhex(about[channel]))) for channel in channels),
         )
-        self._identity: dict[str, Any] = about["order"]
-        self._position: dict[str, Any] | None = None  # behind the last batch that was delivered here
-        self._sequence = -1  # of that batch
-        self._has_gap = False  # others have got batches between those that were delivered here
-        self._wanted: dict[str, Any] | None = None  # was loaded, and no batch has come since
+        self._position = _Position(about["order"])
         self._round: int | None = None  # the epoch that comes next here; None: it has not begun to iterate
         self._notice: Received | None = None
         self._is_over = False
@@ -134,19 +130,20 @@ class AttachedFeed(Forms):
             The position is not known: no batch was delivered to this process yet, or several consumers share
             the batches of a queue. ``state_dict()`` of the serving feed has its position.
         """
-        if self._wanted is not None:
-            return dict(self._wanted)
+        position = self._position
+        if position.wanted is not None:
+            return dict(position.wanted)
         way_out = "take state_dict() of the feed in the process that serves it"
         link = self._link
         is_one_of_many = link is not None and link.batch_channel.stats()["consumers"] > 1
-        if self.mode == "queue" and (self._has_gap or is_one_of_many):
+        if self.mode == "queue" and (position.has_gap or is_one_of_many):
             raise ValueError(
                 f"several consumers share the batches of feed {self.name!r}: what one of them got is no "
                 f"position of the epoch; {way_out}"
             )
-        if self._position is None:
+        if position.state is None:
             raise ValueError(f"feed {self.name!r} has delivered no batch here yet; {way_out}")
-        return dict(self._position)
+        return dict(position.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a position, before the first iteration: the feed, which must not have begun to send,
@@ -164,17 +161,17 @@ class AttachedFeed(Forms):
             ``epoch`` or ``next``, or is of a feed that delivers other batches.
         """
         words = self._opened().words
-        check_state(state, self._identity)
+        check_state(state, self._position.identity)
         if self._round is not None or (words[HAS_BEGUN_AT] and not words[IS_CLOSED_AT]):
             raise ValueError(
                 f"feed {self.name!r} has begun an epoch, so it cannot continue elsewhere: load the state in "
                 "a new consumer before the feed sends its first batch (serve(consumers=) says how many "
                 "consumers it waits for), or in the feed that is served"
             )
-        self._wanted = dict(state)
+        self._position.wanted = dict(state)
 
-    def _send_wanted(self, link: _Link) -> None:
-        data = bytes_of(self._wanted or {})
+    def _send(self, wanted: dict[str, Any], link: _Link) -> None:
+        data = bytes_of(wanted)
         with link.seek_channel.loan(timeout=self.timeout) as item:
             if len(data) > item.state.nbytes:
                 raise ValueError(
@@ -185,7 +182,7 @@ class AttachedFeed(Forms):
 
     def _check_wanted(self, is_first: bool) -> None:
         """Whether the epoch has begun where it was wanted."""
-        wanted, self._wanted = self._wanted, None
+        wanted, self._position.wanted = self._position.wanted, None
         if wanted is None:
             return
         words = self._opened().words
@@ -197,15 +194,6 @@ class AttachedFeed(Forms):
                 f"{began[0]}, or another consumer of its queue got that batch. Load the state in the feed "
                 "that is served"
             )
-
-    def _note_position(self, numbers: list[int], states: Any) -> None:
-        epoch, place, is_indexed, nbytes = numbers
-        if nbytes:
-            self._position = position_of(states.numpy()[:nbytes].tobytes())
-            return
-        self._position = {"epoch": epoch, "next": place} | self._identity
-        if not is_indexed:
-            self._position["indexed"] = False
 
     def close(self) -> None:
         """Detaches from the feed. Other consumers get the batches that this one did not receive. Batches that
@@ -246,8 +234,8 @@ class AttachedFeed(Forms):
             raise self._served_no_more()
         self._is_over = self._has_batch = False
         if self._round is None:
-            if self._wanted is not None:
-                self._send_wanted(link)  # before the server sees this consumer
+            if self._position.wanted is not None:
+                self._send(self._position.wanted, link)  # before the server sees this consumer
             # In this order: the channel keeps later notices for this process, so none is missed. A notice may
             # be of an epoch that ends now, and items of that epoch may be left.
             self._look_for_end(link)
@@ -353,9 +341,9 @@ class AttachedFeed(Forms):
         notice, self._notice = self._notice, None
         if notice is None:
             return
-        told, nbytes, *position = notice.head.numpy().tolist()
-        self._note_position(position, notice.state)
-        self._has_gap = False
+        told, nbytes, *numbers = notice.head.numpy().tolist()
+        self._position.note(numbers, notice.state)
+        self._position.has_gap = False
         text = notice.text.numpy()[:nbytes].tobytes()
         self._round = told + 1
         notice.release()
@@ -377,9 +365,7 @@ class AttachedFeed(Forms):
         self._has_batch = True
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
-        self._has_gap = self._has_gap or (self._position is not None and sequence != self._sequence + 1)
-        self._sequence = sequence
-        self._note_position(numbers[5:HEAD], item.state)
+        self._position.note_batch(sequence, numbers[5:HEAD], item.state)
         attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
         slots = self._opened().slots
         owner = (item, slots)
@@ -502,6 +488,32 @@ class _Slots:
     def array(self, place: int, shape: list[int], dtype: Any, owner: Any) -> NDArray:
         address = self._address + place - self._at
         return from_pointer(address, shape, dtype, owner=owner, readonly=self._is_readonly)
+
+
+class _Position:
+    """The position behind the last batch that was delivered here, and the one that was loaded."""
+
+    def __init__(self, identity: dict[str, Any]) -> None:
+        self.identity = identity
+        self.state: dict[str, Any] | None = None  # none was delivered
+        self.has_gap = False  # others have got batches between those that were delivered here
+        self.wanted: dict[str, Any] | None = None  # was loaded, and no batch has come since
+        self._sequence = -1  # of the last batch
+
+    def note(self, numbers: list[int], states: Any) -> None:
+        """numbers, states: of an item, as `ServedFeed.put_position` returns and writes them."""
+        epoch, place, is_indexed, nbytes = numbers
+        if nbytes:
+            self.state = position_of(states.numpy()[:nbytes].tobytes())
+            return
+        self.state = {"epoch": epoch, "next": place} | self.identity
+        if not is_indexed:
+            self.state["indexed"] = False
+
+    def note_batch(self, sequence: int, numbers: list[int], states: Any) -> None:
+        self.has_gap = self.has_gap or (self.state is not None and sequence != self._sequence + 1)
+        self._sequence = sequence
+        self.note(numbers, states)
 
 
 class _Link(NamedTuple):
