@@ -96,7 +96,7 @@ class Steered:
 def state_of(pid):
     """As ps shows it: R, S, D, T (stopped), Z (dead, not waited for); X: it does not exist."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
 

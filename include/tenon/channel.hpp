@@ -52,9 +52,9 @@ class Item {
   }
   uint64_t sequence() const noexcept { return tenon_item_sequence(handle_.get()); }
 
-  // Sends a loan. Fails with VALUE (not a loan), LEASE_ESCAPED (a view, a lease or an op uses one of its
-  // arrays) and OP (an op failed to write one): it is then dropped. Fails with TIMEOUT and INTERRUPTED: it
-  // may be called again.
+  // Sends a loan. Fails with VALUE (not a loan), CLOSED (the channel was closed here), LEASE_ESCAPED (a view,
+  // a lease or an op uses one of its arrays) and OP (an op failed to write one): it cannot be sent any more.
+  // Fails with TIMEOUT and INTERRUPTED: it may be called again.
   void send() { call(tenon_item_send, handle_.get()); }
 
  private:

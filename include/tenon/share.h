@@ -238,10 +238,11 @@ TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t 
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
 /* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
- * item is not a loan of this process, or was sent, maybe by another thread), LEASE_ESCAPED (a view of one of
- * its arrays is open, or a lease or an op uses one) and OP (an op failed to write one): the loan cannot be
- * sent any more. Fails with TIMEOUT (another process was stopped while it changed the channel) and
- * INTERRUPTED: it may be called again. Release the item in any case, after the call. */
+ * item is not a loan of this process, or was sent, maybe by another thread), CLOSED (the channel was closed
+ * here), LEASE_ESCAPED (a view of one of its arrays is open, or a lease or an op uses one) and OP (an op
+ * failed to write one): the loan cannot be sent any more. Fails with TIMEOUT (another process was stopped
+ * while it changed the channel) and INTERRUPTED: it may be called again. Release the item in any case, after
+ * the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
 /* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died and no item is

@@ -27,6 +27,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork_mark.h"
+#include "base/text.h"
 
 // These are newer than the headers of the oldest supported systems (Linux 5.14, 5.16, 6.3).
 #ifndef MADV_POPULATE_READ
@@ -476,7 +477,7 @@ std::string command_of(uint32_t pid) {
   std::ifstream file(concat("/proc/", pid, "/comm"));
   std::string name;
   std::getline(file, name);
-  return name;
+  return readable(name);  // the kernel cuts it after 15 bytes
 }
 
 std::string process_text(uint32_t pid) {

@@ -195,9 +195,10 @@ void Channel::take_role(ChannelRole role) {
   ends_.wake_all();
 }
 
-// There is no producer, and this opening has not reported it since the last one left.
-bool Channel::has_ended() const noexcept {
-  return look(state_->closings) > seen_closings_.load(std::memory_order_relaxed) &&
+// There is no producer, and this opening has not reported it since the last one left, or the call has begun
+// before: then it is reported to each of the threads that wait.
+bool Channel::has_ended(uint64_t closings_before) const noexcept {
+  return look(state_->closings) > std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)) &&
          ends_.count(kProducer) == 0;
 }
 
@@ -353,7 +354,7 @@ bool Channel::is_still_empty() const noexcept {
   return are_alive;
 }
 
-bool Channel::try_receive(Item& item, const Deadline& deadline) {
+bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closings_before) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
   ChannelEnd& end = ends_.own();
@@ -388,7 +389,7 @@ bool Channel::try_receive(Item& item, const Deadline& deadline) {
                "): items that it had not sent are lost; receive again to get items of other producers"),
         pid);
   }
-  if (has_ended()) {
+  if (has_ended(closings_before)) {
     seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
     throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
   }
@@ -587,6 +588,9 @@ void Channel::send(Item& item) {
     if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
       throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
     }
+    // Consumers may have been told that the channel has ended.
+    if (is_closed_.load(std::memory_order_relaxed))
+      throw_error(Code::kClosed, "the channel was closed here before the item was sent");
     if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
   }
   if (failure) throw OpFailure(failure);
@@ -608,19 +612,21 @@ Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
   prefetch_item();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_receive(*item, deadline); };
+  const uint64_t closings = look(state_->closings);
+  const auto attempt = [&] { return try_receive(*item, deadline, closings); };
   if (!wait(state_->items, receive_budget_, deadline, "receive from", attempt)) return {};
   item->begin(site);
   return item;
 }
 
 bool Channel::wait_for_item(const Deadline& deadline) {
+  const uint64_t closings = look(state_->closings);
   const auto has_news = [&] {
     const TimedLock lock(state_->mutex, deadline, "receive from the channel");
     take_role(kConsumer);
     (void)ends_.end_dead();
     return slot_to_receive() != kNoSlot ||
-           look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended();
+           look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) || has_ended(closings);
   };
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
@@ -738,6 +744,7 @@ ChannelStatistics Channel::statistics() const {
     s.ready += look(slot_states_[i].sequence) > seen ? 1 : 0;
     s.in_use += is_held(i) ? 1 : 0;
   }
+  if (plan_.mode == ChannelMode::kLatest) s.ready = std::min(s.ready, 1u);  // the others are out of date
   s.producers = ends_.count(kProducer);
   s.consumers = ends_.count(kConsumer);
   return s;

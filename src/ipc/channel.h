@@ -120,7 +120,7 @@ class Channel {
   uint64_t taker() const noexcept;
   void take_role(ChannelRole role);
   bool give_roles() noexcept;
-  bool has_ended() const noexcept;
+  bool has_ended(uint64_t closings_before) const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
   bool drop_dead_holders() noexcept;
@@ -130,7 +130,7 @@ class Channel {
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
   bool try_loan(Item& item, const Deadline& deadline);
   bool try_to_lend(Item& item);
-  bool try_receive(Item& item, const Deadline& deadline);
+  bool try_receive(Item& item, const Deadline& deadline, uint64_t closings_before);
   void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;

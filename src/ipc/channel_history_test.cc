@@ -94,6 +94,7 @@ class Model {
     return error_of(when_full_ == WhenFull::kRaise ? TENON_ERR_LEASE_CONFLICT : TENON_ERR_TIMEOUT);
   }
   std::string send(int who, int64_t value) {
+    if (closed_loans_[who] > 0) return error_of(TENON_ERR_CLOSED);
     Slot& slot = slots_[pop(&loans_[who])];
     slot.holders.clear();
     slot.sequence = ++last_;
@@ -102,6 +103,7 @@ class Model {
   }
   std::string drop(int who) {
     slots_[pop(&loans_[who])].holders.clear();
+    if (closed_loans_[who] > 0) --closed_loans_[who];
     return "ok";
   }
   std::string receive(int who, Opening* opening) {
@@ -134,12 +136,14 @@ class Model {
   }
   void close(int who) {
     End& end = ends_[who];
+    closed_loans_[who] = loans_[who].size();
     end.is_consumer = false;
     if (std::exchange(end.is_producer, false) && count(&End::is_producer) == 0) ++closings_;
   }
   void kill(int who, pid_t pid) {
     for (Slot& slot : slots_) slot.holders.erase(who);
     loans_.erase(who);
+    closed_loans_.erase(who);
     in_hand_.erase(who);
     End end = ends_[who];
     ends_.erase(who);
@@ -161,6 +165,7 @@ class Model {
       ready += slot.sequence > (mode_ == ChannelMode::kBroadcast ? received_by_all() : 0) ? 1 : 0;
       in_use += slot.holders.empty() ? 0 : 1;
     }
+    if (mode_ == ChannelMode::kLatest) ready = std::min<uint64_t>(ready, 1);
     return text_of(last_, received_, dropped_, deaths_.size(), ready, in_use, n(count(&End::is_producer)),
                    n(count(&End::is_consumer)));
   }
@@ -256,6 +261,7 @@ class Model {
   static constexpr int kGraves = 1000;
   std::map<int, End> ends_;  // of the dead under who - kGraves
   std::map<int, std::deque<size_t>> loans_, in_hand_;
+  std::map<int, size_t> closed_loans_;  // the first of the loans, whose opening was closed
   std::vector<pid_t> deaths_;
   uint64_t last_ = 0, last_received_ = 0, received_ = 0, dropped_ = 0, closings_ = 0;
 };

@@ -14,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "ipc/deaths.h"
 #include "sync/actor.h"
 
@@ -105,7 +106,7 @@ uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept {
 }
 
 std::string command_of(const Place& place) {
-  return {place.command, strnlen(place.command, sizeof place.command)};
+  return readable({place.command, strnlen(place.command, sizeof place.command)});
 }
 
 void signal_event(SharedEvent& event) noexcept {

@@ -237,13 +237,11 @@ class AttachedFeed(Forms):
             if self._position.wanted is not None:
                 self._send(self._position.wanted, link)  # before the server sees this consumer
             # In this order: the channel keeps later notices for this process, so none is missed. A notice may
-            # be of an epoch that ends now, and items of that epoch may be left.
-            self._look_for_end(link)
+            # be of an epoch that ends now, and items of that epoch may be left. They are received first: if
+            # this consumer leaves, the next one gets the rest of them, and the notice.
+            _become_consumer(link.end_channel)
             self._round = int(link.words[ROUND_AT])
-            try:
-                link.batch_channel._native.wait(0)
-            except TimeoutError:
-                pass
+            _become_consumer(link.batch_channel)
         return self._round
 
     def _look_for_end(self, link: _Link) -> None:
@@ -525,6 +523,13 @@ class _Link(NamedTuple):
     batch_channel: Channel
     end_channel: Channel
     seek_channel: Channel
+
+
+def _become_consumer(channel: Channel) -> None:
+    try:
+        channel._native.wait(0)
+    except TimeoutError:
+        pass
 
 
 def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:

@@ -309,9 +309,10 @@ class Server:
             if self._is_closing:
                 return None
             self._batch_channel = served.open_batch_channel()  # from here on, killed consumers do not count
-            if self.mode == "broadcast" and served.consumers() > 0:
+            if served.unread() == 0:
                 return notice
-            # All consumers have left, and have not received the rest. The next one gets another notice.
+            # All consumers have left, and have not received the rest. The next one needs another notice: else
+            # its loop would end with the first batch of the next epoch, and without the failure.
 
 
 class ServedFeed:

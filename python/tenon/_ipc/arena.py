@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
+from .._array.creation import empty
 from .._array.fields import Fields, FieldsLike, described, named
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
@@ -85,6 +86,19 @@ class Arena:
             name: (i, {field: (dtype, shape) for field, dtype, shape in fields})
             for i, (name, fields) in enumerate(native.layouts())
         }
+        self._usable: set[str] = set()  # layouts of which NumPy has all dtypes
+
+    def _check_dtypes(self, layout: str) -> None:
+        """Raises TypeError if NumPy has no dtype for a field. To be called before the arena changes to the
+        layout, because its values would be lost."""
+        if layout in self._usable:
+            return
+        for name, (dtype, _) in self._layouts[layout][1].items():
+            try:
+                _core.rooted_pair(empty((0,), dtype))
+            except TypeError as error:
+                raise TypeError(f"field {name!r} of layout {layout!r}: {error}") from None
+        self._usable.add(layout)
 
     @classmethod
     def attach(cls, name: str, readonly: bool = False) -> Arena:
@@ -238,6 +252,7 @@ class Use:
     def _begin(self) -> NativeLease:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call use() again")
+        self._arena._check_dtypes(self._layout)
         ignores = self._on_owner_died == "ignore"
         self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
         return self._lease
@@ -261,10 +276,7 @@ class Use:
         try:
             for k, name in enumerate(fields):
                 array = self._arena._native.array(index, k)
-                try:
-                    self._views.add(name, _core.rooted_pair(array if self._is_write else array.readonly()))
-                except TypeError as error:
-                    raise TypeError(f"field {name!r} of layout {self._layout!r}: {error}") from None
+                self._views.add(name, _core.rooted_pair(array if self._is_write else array.readonly()))
         except BaseException:
             self._views.end(None)
             lease.release()

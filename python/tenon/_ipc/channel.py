@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -108,16 +109,15 @@ class Channel(ChannelCalls):
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""
-        while True:
-            try:
-                item = self.recv()
-            except EOFError:
-                return
-            yield item
-            del item
+        with contextlib.suppress(EOFError):
+            while True:
+                yield self.recv()  # no variable: it would hold the item beside that of the caller
 
     async def arecv(self) -> Received:
         """`recv` for asyncio. It waits without a thread. A cancelled task receives no item."""
+        import asyncio
+
+        await asyncio.sleep(0)  # other tasks run, and can cancel this one, even if each item is ready
         while True:
             try:
                 return self.recv(timeout=0)
@@ -127,6 +127,9 @@ class Channel(ChannelCalls):
 
     async def aloan(self) -> Loan:
         """`loan` for asyncio: ``with await ch.aloan() as item``. A cancelled task takes no slot."""
+        import asyncio
+
+        await asyncio.sleep(0)  # other tasks run, and can cancel this one, even if each slot is ready
         while True:
             try:
                 return self.loan(timeout=0)
@@ -180,13 +183,9 @@ class Channel(ChannelCalls):
                 future.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[Received]:
-        while True:
-            try:
-                item = await self.arecv()
-            except EOFError:
-                return
-            yield item
-            del item
+        with contextlib.suppress(EOFError):
+            while True:
+                yield await self.arecv()
 
     def close(self) -> None:
         """Closes the channel for this process. Other consumers get the items that were sent, and then

@@ -160,10 +160,13 @@ def test_a_dtype_that_numpy_does_not_have_is_named_and_leaves_nothing_held():
     arena = tn.Arena({"x": {"a": ("f4", 2), "b": ("float4_e2m1fn", (3, 3))}, "y": {"z": ("u1", (128,))}})
     assert arena.layouts["x"]["b"] == (tn.float4_e2m1fn, (3, 3))
     use = arena.use("x")
+    with arena.use("y") as y:
+        y.z[...] = 7
     with pytest.raises(TypeError, match="field 'b' of layout 'x': NumPy has no dtype for float4_e2m1fn"):
         use.__enter__()
-    with arena.use("y") as f:
-        f.z[:] = 1
+    assert arena.active == "y"
+    with arena.use("y") as y:
+        assert (y.z == 7).all()
 
 
 def test_bfloat16_without_ml_dtypes_is_named():

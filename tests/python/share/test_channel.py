@@ -266,6 +266,78 @@ def test_a_loop_waits_for_items_and_a_cancelled_task_takes_none():
     assert asyncio.run(program()) == list(range(20))
 
 
+def test_a_loop_does_not_hold_an_item_that_its_body_has_deleted():
+    channel = tn.Channel(SCHEMA, slots=2)
+    put(channel, range(2))
+    for item in channel:
+        del item
+        assert channel.stats()["in_use"] == 0
+        break
+
+    async def program():
+        async for item in channel:
+            del item
+            assert channel.stats()["in_use"] == 0
+            break
+
+    asyncio.run(program())
+
+
+def test_other_tasks_run_while_items_and_slots_are_ready():
+    channel = tn.Channel(SCHEMA, slots=2)
+    opened_again = copy.deepcopy(channel)
+
+    async def program():
+        async def trips():
+            while True:
+                with await channel.aloan() as item:
+                    item.k = 1
+                await opened_again.arecv()
+
+        await asyncio.wait_for(trips(), 0.02)
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(program())
+
+
+def test_the_end_is_told_to_each_thread_that_waits():
+    channel = tn.Channel(SCHEMA, slots=4)
+    opened_again = copy.deepcopy(channel)
+    threads = [threading.Thread(target=lambda: list(opened_again), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    channel.loan().drop()
+    channel.close()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def test_a_loan_of_a_closed_channel_is_not_sent():
+    channel = tn.Channel(SCHEMA, slots=2)
+    opened_again = copy.deepcopy(channel)
+    loan = channel.loan()
+    channel.close()
+    assert list(opened_again) == []
+    with pytest.raises(ValueError, match="was closed here before the item was sent"):
+        loan.send()
+    loan.drop()
+
+
+def test_a_process_whose_name_is_no_utf_8_is_named(name, other):
+    """The kernel cuts names after 15 bytes, also within a character."""
+    channel = tn.Channel(SCHEMA, slots=2, name=name)
+    other.ask(
+        r"open('/proc/self/comm', 'wb').write('\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9'.encode())"
+    )
+    other.ask("channel = tn.Channel.attach(name); channel.loan().drop()", name=name)
+    other.stop()
+    with pytest.raises(TimeoutError, match=r"\(\u00e9{7}\?\), which is stopped"):
+        channel.recv(timeout=0.1)
+    other.go_on()
+
+
 def test_a_pickled_channel_is_the_same_one():
     channel = tn.Channel(tn.schema(data=("f4", (4, 2)), label=("i8", (4,))), slots=2)
     again = pickle.loads(pickle.dumps(channel))

@@ -5,9 +5,10 @@ import os
 import threading
 
 import pytest
-from other_process import SECONDS
+from other_process import SECONDS, Other
 
 import tenon as tn
+from tenon._data.serving import ROUND_AT
 
 SCHEMA = tn.schema(label=("i8", (4,)))
 
@@ -214,6 +215,45 @@ def test_a_late_consumer_of_a_broadcast_gets_no_batch_that_was_sent_before_it_ca
         another.start("[batch.index for batch in it]")
         assert other.ask("[batch.index for batch in it]") == [5, 6, 7]
         assert another.answer() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_consumer_that_comes_at_the_end_of_an_epoch_leaves_its_end_to_the_next_one(fails, other, another):
+    """Both come when all batches of the epoch were sent, and its end. The first one leaves, or the epoch has
+    failed."""
+
+    def fill(batch):
+        if fails and (batch.epoch, batch.index) == (0, 5):
+            raise RuntimeError("no data")
+        batch.label[...] = batch.index
+
+    name = f"end-{fails}-{os.getpid()}"
+    with tn.Feed(fill, SCHEMA, batches=6, slots=9, shared=name) as feed, Other() as first:
+        server = feed.serve("broadcast", epochs=2, background=True)
+        attach(name, first, other, another)
+        assert first.ask("(lambda it: next(it).index)(iter(feed))") == 0
+        first.ask("feed.close()")
+        n_sent = 5 if fails else 6
+        while server.batches < n_sent or feed._served.words[ROUND_AT] < 2:
+            threading.Event().wait(0.001)
+        other.ask("it = iter(feed)")
+        assert other.ask("next(it).index") == 1
+        another.ask("it = iter(feed)")
+        assert another.ask("next(it).index") == 2
+        if fails:
+            with pytest.raises(tn.OpError, match="no data"):
+                other.ask("list(it)")
+            with pytest.raises(tn.OpError, match="no data"):
+                another.ask("list(it)")
+        else:
+            other.ask("feed.close()")
+            assert another.ask("[(batch.epoch, batch.index) for batch in it]") == [(0, 3), (0, 4), (0, 5)]
+        another.ask("feed.close()")
+        attach(name, first)
+        wanted = [(1, i) for i in range(6)]
+        if fails:
+            other.start("[(batch.epoch, batch.index) for batch in feed]")
+        assert first.ask("[(batch.epoch, batch.index) for batch in feed]") == wanted
 
 
 @pytest.mark.parametrize("counts", [{"epochs": 1.5}, {"epochs": "2"}, {"consumers": 1.5}])
