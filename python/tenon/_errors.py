@@ -136,6 +136,17 @@ def text_of(error: BaseException) -> str:
     return _printable(text)
 
 
+def traceback_text(error: BaseException) -> str:
+    """The traceback and text of any exception. It can be encoded as UTF-8, also if a name of a file in it has
+    surrogates, which `os.fsdecode` makes."""
+    try:
+        import traceback
+
+        return _printable("".join(traceback.format_exception(error)).rstrip())
+    except BaseException:
+        return text_of(error)
+
+
 def describe(error: BaseException, views: list[Any], function: object = None) -> str:
     """The text of an error that the body of an op raised, with its traceback. The error drops its frames.
 
@@ -148,12 +159,7 @@ def describe(error: BaseException, views: list[Any], function: object = None) ->
     function : object
         The body.
     """
-    try:
-        import traceback
-
-        text = _printable("".join(traceback.format_exception(error)).rstrip())
-    except BaseException:
-        text = text_of(error)
+    text = traceback_text(error)
     links = _linked(error)
     for link in links:
         link.__traceback__ = None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds without workers, whose consumer fills. Oracle: the same feed with one worker."""
 
+import os
 import signal
 import threading
 
@@ -237,3 +238,22 @@ def test_consumers_elsewhere_leave_a_slot_to_fill():
     feed = tn.Feed(fill, SCHEMA, batches=6, workers=0, slots=1, shared=True)
     with feed, pytest.raises(ValueError, match="serving needs 2"):
         feed.serve()
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": 1}, {"processes": "fork"}], ids=["inline", "thread", "process"]
+)
+def test_an_error_that_names_a_file_whose_name_is_no_utf_8_is_one_of_a_batch(options):
+    def breaks(batch):
+        if batch.index == 1:
+            raise ValueError(f"bad file {os.fsdecode(bytes([0x61, 0xFF]))}.jpg")
+        fill(batch)
+
+    with tn.Feed(breaks, SCHEMA, batches=4, on_error="skip", **options) as feed:
+        for _ in range(2):
+            assert [batch.index for batch in feed] == [0, 2, 3]
+    with (
+        tn.Feed(breaks, SCHEMA, batches=4, **options) as feed,
+        pytest.raises(tn.OpError, match=r"a\\udcff\.jpg"),
+    ):
+        list(feed)

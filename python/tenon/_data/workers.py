@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import _core
 from .._array.fields import Fields, FieldsLike, unwritten_text
 from .._core import NativeWorker, Schema
-from .._errors import LeaseEscaped
+from .._errors import LeaseEscaped, traceback_text
 from .._sync.endings import end_views
 from .._sync.lease import where_views_are_kept
 from .._sync.plain_functions import refuse_generators
@@ -365,9 +365,7 @@ class Rules(NamedTuple):
         is_stop = isinstance(error, StopIteration)
         if is_stop and self.batches is None:
             return _core.END_OF_EPOCH, ""
-        import traceback
-
-        return -1, "".join(traceback.format_exception(error)) + (_STOP_HINT if is_stop else "")
+        return -1, traceback_text(error) + (_STOP_HINT if is_stop else "")
 
     def early_end_text(self, index: int) -> str:
         return (
@@ -470,9 +468,7 @@ def _run_thread(
     try:
         run(native, schema, function, setup, rules)
     except BaseException as error:
-        import traceback
-
-        text = "".join(traceback.format_exception(error))
+        text = traceback_text(error)
         error.__traceback__ = None
         del error
         while native.next():

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import select
 import signal
 import types
 import weakref
@@ -164,6 +165,9 @@ class Processes(Quick):
         schema = _core.Schema({"bytes": ("u1", (SLOT_NBYTES,))})
         pipes = [context.Pipe(duplex=False) for _ in range(self._num_workers)]
         self._pipes = [sender for _, sender in pipes]
+        self._room = [select.poll() for _ in pipes]
+        for room, pipe in zip(self._room, self._pipes, strict=True):
+            room.register(pipe.fileno(), select.POLLOUT)
         loop = work.Loop(_task(loader, progress), [receiver for receiver, _ in pipes])
         self._source = _Source(schema, loop, context, setup=loop.set_up)
         self._native = NativeFeed(
@@ -247,6 +251,8 @@ class Processes(Quick):
         self.progress = progress
         progress.peek = weakref.ref(self)
         self._drop_requests()
+        self._waiting: list[collections.deque[bytes]] = [collections.deque() for _ in self._pipes]
+        self._unanswered = [0] * self._num_workers  # requests of this epoch that were sent
         self._again: Any = iter(())
         self._place = -1 if is_new else progress.received  # before it, answers are dropped
         self._sent = self._received = 0 if is_new else progress.first_again()
@@ -279,9 +285,19 @@ class Processes(Quick):
         self._request(work.SKIP if index is _SKIPPED else work.store_index(index))
 
     def _request(self, request: bytes) -> None:
-        self._pipes[self._sent % self._num_workers].send((self._number, request))
+        worker = self._sent % self._num_workers
         self._requests.append(request)
         self._sent += 1
+        self._waiting[worker].append(request)
+        self._pass_on(worker)
+
+    def _pass_on(self, worker: int) -> None:
+        """Sends the requests for which the pipe has room. A worker that waits for a slot reads none, and the
+        consumer may have the slots. A worker that has answered all requests reads the next one."""
+        waiting = self._waiting[worker]
+        while waiting and (not self._unanswered[worker] or self._room[worker].poll(0)):
+            self._unanswered[worker] += 1
+            self._pipes[worker].send((self._number, waiting.popleft()))
 
     def _drop_requests(self) -> None:
         while self._requests:
@@ -323,6 +339,7 @@ class Processes(Quick):
             request = self._requests.popleft()
             begin, mark, kind, answer = _parts_of(batch)
             worker = (self._received - 1) % self._num_workers
+            self._unanswered[worker] -= 1
             if begin and progress.marks[worker] is None:
                 progress.marks[worker] = (-1, begin)
             if kind == work.EXHAUSTED:
@@ -353,6 +370,10 @@ class Processes(Quick):
     def _take(self) -> None:
         """Waits for the next answer. An interrupt cannot lose it between the feed and the deque: no Python
         code runs there."""
+        if any(self._waiting):
+            with self._step():
+                for worker in range(self._num_workers):
+                    self._pass_on(worker)
         try:
             self._peeked.extend(itertools.islice(self._batches, 1))
         except TimeoutError:
@@ -432,6 +453,8 @@ def _task(loader: Any, progress: AnswerProgress) -> work.Task:
 def _error_of(answer: bytes) -> BaseException:
     kind, text = pickle.loads(answer)
     try:
+        if getattr(kind, "message", None):  # as PyTorch calls it
+            return kind(message=text)  # type: ignore[no-any-return]
         error: BaseException = kind(_Text(text) if issubclass(kind, KeyError) else text)
     except Exception:
         return RuntimeError(text)

@@ -39,7 +39,8 @@ class Writer(pickle.Pickler):
         super().__init__(self._stream, protocol=5)
         self._memory = memory
         self._commit = commit
-        self._keys: dict[int, tuple[Any, ...]] = {}  # by id of the object, which the batch keeps alive
+        # By id: the key, and the object, whose id is not to be used again. __getstate__ may make one.
+        self._keys: dict[int, tuple[tuple[Any, ...], Any]] = {}
         self._stacked: dict[int, Any] = {}  # by id: what lies in the slot already, its key and its form
         self.used = 0
 
@@ -53,8 +54,8 @@ class Writer(pickle.Pickler):
         if id(obj) not in self._keys:
             _, key, form = self._stacked.get(id(obj), (None, None, None))
             is_there = form is not None and form == _form_of(obj)
-            self._keys[id(obj)] = key if is_there else store(obj)
-        return self._keys[id(obj)]
+            self._keys[id(obj)] = key if is_there else store(obj), obj
+        return self._keys[id(obj)][0]
 
     def stack(self, tensors: Any) -> Any:
         """The tensors one below the other, written straight to where the consumer reads them."""
@@ -78,6 +79,8 @@ class Writer(pickle.Pickler):
 
     def let_go(self) -> None:
         """Copies stacked tensors that the user's code keeps, since the slot is passed on."""
+        self._keys.clear()
+        self.clear_memo()  # of the lists and dicts that have them
         while self._stacked:
             result = self._stacked.popitem()[1][0]
             is_kept = sys.getrefcount(result) > 2  # the variable here, and the argument

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .base import BatchSampler, Kind, torch
@@ -366,8 +366,10 @@ def new_state(loader: Any) -> dict[str, Any]:
     }
 
 
-# In the state of an epoch that has begun.
-_OF_EPOCH = ("is_finished", "follows", "calls", "last", "yielded", "has_ended", "sampler_iter")
+# In the state of an epoch that has begun; in addition without and with workers.
+_OF_EPOCH = ("start", "is_finished", "follows", "calls", "last", "yielded", "has_ended", "sampler_iter")
+_OF_HERE = ("is_pending", "fetcher")
+_OF_WORKERS = ("is_first_epoch", "base_seed", "received", "ahead", "marks", "again", "exhausted")
 
 
 def load(loader: Any, state: dict[str, Any]) -> None:
@@ -375,20 +377,45 @@ def load(loader: Any, state: dict[str, Any]) -> None:
     that, as the epoch of a `DistributedSampler`, holds."""
     if not {"loader", "now", "numbers", "samplers"} <= state.keys() or not isinstance(state["loader"], dict):
         raise ValueError(f"the state has the keys {list(state)}: it is not of a tenon.DataLoader")
-    missing = [key for key in _OF_EPOCH if "start" in state and key not in state]
-    wrong = [key for key in ("numbers", "samplers") if not isinstance(state[key], list | tuple)]
-    if missing or wrong:
-        what = f"it has no {', '.join(missing)}" if missing else f"its {' and '.join(wrong)} must be lists"
-        raise ValueError(f"the state is damaged: {what}. Load what state_dict() has returned")
     for name, own in arguments(loader).items():
         then = state["loader"].get(name)
         if then != own:
             raise ValueError(f"the state is of a loader with {name}={then}, but this one has {name}={own}")
+    if faults := _faults(state, loader.num_workers):
+        raise ValueError(f"the state is damaged: {'; '.join(faults)}. Load what state_dict() has returned")
     set_generators(_generators(loader), state["now"])
     at_first = _numbers_at_first(loader)
     if not _has_sampler_states(state):
         _set_numbers(loader, at_first)
         _set_numbers(loader, from_plain(state["numbers"]))
+
+
+def _faults(state: dict[str, Any], workers: int) -> list[str]:
+    """Parts that are missing, or are not as in a state of a loader with so many workers."""
+    if any(key in state for key in _OF_EPOCH):
+        missing = [key for key in _OF_EPOCH + (_OF_WORKERS if workers else _OF_HERE) if key not in state]
+        if missing:
+            return [f"it has no {', '.join(missing)}"]
+
+    def is_list(value: Any) -> bool:
+        return isinstance(value, list | tuple)
+
+    kinds: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+        (("now", "start"), "a dict", lambda value: isinstance(value, dict)),
+        (("numbers", "samplers", "ahead", "exhausted"), "a list", is_list),
+        (("marks", "again"), f"a list of {workers}", lambda value: is_list(value) and len(value) == workers),
+        (
+            ("calls", "yielded", "received", "base_seed"),
+            "an integer of at least 0",
+            lambda value: isinstance(value, int) and value >= 0,
+        ),
+    )
+    return [
+        f"its {key} must be {kind}"
+        for keys, kind, is_right in kinds
+        for key in keys
+        if key in state and not is_right(state[key])
+    ]
 
 
 def begin(loader: Any, make: Any, state: dict[str, Any] | None) -> Any:

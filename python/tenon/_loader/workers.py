@@ -8,11 +8,11 @@ import os
 import pickle
 import random
 import time
-import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._errors import traceback_text
 from . import packing
 from .base import torch
 from .collate import numpy_collate
@@ -176,7 +176,7 @@ class Loop:
     def _failure(self, error: Exception) -> bytes:
         text = (
             f"Caught {type(error).__name__} in DataLoader worker process {self._worker}.\n"
-            f"Original {''.join(traceback.format_exception(error))}"
+            f"Original {traceback_text(error)}"
         )
         room = ATTACHMENT_NBYTES - 1024
         if len(text.encode()) > room:
