@@ -574,7 +574,7 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
 
 [[gnu::hot]] void Queue::remove_view(View* view, ReadyList* ready) noexcept {
   view->queue = nullptr;
-  if (view->is_lost()) [[unlikely]] {
+  if (std::exchange(view->is_lost, false)) [[unlikely]] {
     --inherited_views_;
     return;
   }
@@ -595,7 +595,7 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
 
 void Queue::lose(View* view, View*& list) noexcept {
   unlink_from(list, view);
-  view->previous = view;
+  view->is_lost = true;
   ++inherited_views_;
   --(view->access == Access::kWrite ? writers_ : readers_);
   if (view->access == Access::kWrite) note_write();

@@ -95,12 +95,14 @@ struct View {
   Home* home = nullptr;
   Extent extent;
   Access access = Access::kRead;
+  // It is in no list: its thread does not exist, because this process was forked. Set while there is one thread.
+  bool is_lost = false;
   const char* site = nullptr;  // "train.py:12"; lives as long as the view; may be null
 
   // Guarded by the queue's lock.
   Queue* queue = nullptr;
   View* next = nullptr;
-  View* previous = nullptr;      // itself: it is lost
+  View* previous = nullptr;
   RequestPart* under = nullptr;  // the part under which it was taken; null: a view of the host
   bool is_overwriting = false;   // under a part that writes every byte
   bool is_bound = false;
@@ -109,9 +111,6 @@ struct View {
   GrantId grant = kNoGrant;   // in a gated queue
   Actor actor;                // the thread that opened it; for a bound view the owner of its lease
   int64_t opened_ms = 0;
-
-  // In a forked child, which does not have its thread: it is in no list.
-  bool is_lost() const noexcept { return previous == this; }
 
   // Set before it is opened. Of a view whose memory is used on a stream; null: the host uses it. Without a
   // stream: its users order their work themselves.

@@ -613,7 +613,7 @@ namespace {
 
 // A lost view does not keep its memory from being merged into another queue.
 Queue& lock_queue_of(const View& view) noexcept {
-  if (view.is_lost()) [[unlikely]]
+  if (view.is_lost) [[unlikely]]
     return lock_home(*view.home);
   view.queue->lock.lock();
   return *view.queue;
