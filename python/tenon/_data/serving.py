@@ -196,8 +196,8 @@ class Server:
     def _run(self) -> None:
         try:
             self._end_channel = self._served.open_end_channel()
-            notice = self._end_channel.loan()
             self._served.withdraw()
+            notice = self._end_channel.loan()
             self._batch_channel = self._served.open_batch_channel()
             if not self._has_consumers(self._consumers, "its first batch"):
                 return
@@ -279,7 +279,8 @@ class Server:
         return None
 
     def _end_epoch(self, notice: Loan, failure: OpError | None) -> Loan | None:
-        """Announces the end, and waits until all consumers have received it, and some consumer all batches.
+        """Announces the end, and waits until all consumers have received it, and there was one. A consumer
+        receives the batches of the epoch before. If all have left after the last batch, it does not wait.
 
         The loan for the next time; None: the server is to end.
         """
@@ -289,30 +290,31 @@ class Server:
             log.warning("feed %r goes on with its next epoch: %s", self.name, failure)
         told = served.words[ROUND_AT]
         served.words[ROUND_AT] = told + 1  # first: a consumer that attaches now is not in this epoch
-        while True:
-            notice.head[0] = told
-            data = b"" if failure is None else describe(failure)
-            notice.head[1] = len(data)
-            notice.text[: len(data)] = memoryview(data)
-            notice.head[2:] = served.put_position(notice.state)
-            notice.send()
-            self._batch_channel.close()
-            if not self._poll(
-                lambda: served.consumers() > 0 or served.unread() == 0,
-                lambda: f"a consumer: {served.unread()} batches of the epoch are left",
-            ):
-                return None
-            notice = self._end_channel.loan()
-            if served.unread() == 0:
-                return notice
-            time.sleep(_LOOK_SECONDS)
-            if self._is_closing:
-                return None
-            self._batch_channel = served.open_batch_channel()  # from here on, killed consumers do not count
-            if served.unread() == 0:
-                return notice
-            # All consumers have left, and have not received the rest. The next one needs another notice: else
-            # its loop would end with the first batch of the next epoch, and without the failure.
+        notice.head[0] = told
+        data = b"" if failure is None else describe(failure)
+        notice.head[1] = len(data)
+        notice.text[: len(data)] = memoryview(data)
+        notice.head[2:] = served.put_position(notice.state)
+        notice.send()
+        self._batch_channel.close()
+        timer = ReportTimer()
+        while not self._is_closing:
+            try:
+                return self._end_channel.loan(timeout=_LOOK_SECONDS)
+            except TimeoutError:  # a consumer has not received the notice, or there is none
+                pass
+            served.open_batch_channel().close()  # from here on, killed consumers do not count
+            if served.consumers() == 0 and served.unread() == 0:
+                served.withdraw()
+            elif timer.is_due():
+                log.warning(
+                    "feed %r has waited for %d s for its %d consumers to end the epoch: %d batches are left",
+                    self.name,
+                    timer.seconds(),
+                    served.consumers(),
+                    served.unread(),
+                )
+        return None
 
 
 class ServedFeed:
@@ -349,8 +351,8 @@ class ServedFeed:
         self._end_channel = Channel(
             {"head": ("i8", (6,)), "text": ("u1", (TEXT_NBYTES,)), "state": ("u1", (states,))},
             1,
-            None,
-            "broadcast",
+            mode="broadcast",
+            when_full="keep",
         )
         self._seek_channel = Channel({"nbytes": ("i8", ()), "state": ("u1", (states,))}, SEEKS)
         file = os.fstat(fd)
@@ -475,14 +477,16 @@ class ServedFeed:
             self.words[IS_FILLING_AT] = 0
 
     def withdraw(self) -> None:
-        """Takes back the batches that no consumer has received."""
-        if self.unread() > 0:
-            channel = open_channel(self._batch_channel._native.memory())
+        """Takes back the batches, and the notice of an end, that no consumer has received."""
+        for channel in (self._batch_channel, self._end_channel):
+            if channel.stats()["ready"] == 0:
+                continue
+            opened = open_channel(channel._native.memory())
             try:
                 while True:
-                    channel.recv(timeout=0)
+                    opened.recv(timeout=0)
             except (TimeoutError, EOFError):
-                channel.close()
+                opened.close()
 
     def seek(self) -> None:
         """Restores the state that consumers have loaded."""
