@@ -236,6 +236,11 @@ Array array_from(nb::handle value, const DType* dtype) {
   return read_if_numpy(made);
 }
 
+void check_assignable(nb::handle value, DType dtype) {
+  bool has_own_dtypes = false;
+  if (dtype.lanes() == 1) (void)check_numbers(value, dtype, &has_own_dtypes);
+}
+
 void assign(const Array& destination, nb::handle value) {
   check_writable(destination);
   if (assign_number(destination, value)) return;

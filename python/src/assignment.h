@@ -12,6 +12,9 @@ namespace tenon::python {
 // TypeError (complex to real), OverflowError (a number that an integer dtype cannot hold), before it writes.
 void assign(const Array& destination, nb::handle value);
 
+// Throws unless dtype holds each number of Python in value: a number, or nested lists. Other values pass.
+void check_assignable(nb::handle value, DType dtype);
+
 // value as an array, on its own memory where possible; read-only where its producer cannot say that it is
 // writable. A NumPy array stays writable itself; a byte-swapped or unaligned one is copied.
 // dtype: what the caller casts the array to, or null. The numbers of Python in value must fit it.

@@ -6,6 +6,7 @@
 #include "devices.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
+#include "frames.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "sites.h"
@@ -25,6 +26,15 @@ bool wants_host(PyObject* wanted, tenon_device own) {
         device_name(own).ptr(), static_cast<long long>(device.first), static_cast<long long>(device.second));
 }
 
+// PyTorch throws a C++ exception through its importer at a negative stride, which ends the process.
+void refuse_to_torch() {
+  const nb::object frame = innermost_frame();
+  if (!frame.is_valid()) return;
+  const nb::object module = frame.attr("f_globals").attr("get")("__name__", "");
+  if (nb::cast<std::string>(nb::str(module)).starts_with("torch."))
+    raise(PyExc_BufferError, "PyTorch has no negative strides: pass a.copy()");
+}
+
 PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
   static FastParameters<4> parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
   const auto [stream, max_version, dl_device, copy] = parameters.parse(arguments, n, keywords);
@@ -39,6 +49,8 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
           device_name(device).ptr());
   }
   const bool is_copy = to_host || (is_given(copy) && may_copy);
+  if (!is_copy && has_negative_stride(desc_of(self))) [[unlikely]]
+    refuse_to_torch();
   // Without a stream, the consumer of managed memory is the host.
   const bool is_ordered = !to_host && (is_on_device(device) || (is_given(stream) && has_streams(device)));
   const int64_t order = is_ordered ? stream_from(stream) : TENON_STREAM_NONE;

@@ -23,6 +23,14 @@ void copy_elements(const Array& source, const Array& destination);
 // destination[...] = value, an element of dtype.
 void fill_elements(const Array& destination, const void* value, DType dtype);
 
+// Of an axis with more than one element.
+inline bool has_negative_stride(const tenon_array_desc& array) noexcept {
+  for (int32_t i = 0; i < array.ndim; ++i) {
+    if (array.strides[i] < 0 && array.shape[i] > 1) return true;
+  }
+  return false;
+}
+
 // Throws ValueError when array is read-only.
 void check_writable(const Array& array);
 

@@ -111,11 +111,17 @@ nb::object array_function(nb::handle, nb::object function, nb::object types, nb:
   return callback(Callback::kArrayFunction)(function, types, arguments, keywords);
 }
 
-bool has_negative_stride(const Array& array) {
-  for (size_t i = 0; i < array.strides().size(); ++i) {
-    if (array.strides()[i] < 0 && array.shape()[i] > 1) return true;
+// PyTorch's table does not release a tensor with another dtype; a capsule is released.
+bool is_dtype_of_torch(DType dtype) {
+  switch (dtype.code()) {
+    case TENON_INT:
+    case TENON_UINT:
+    case TENON_FLOAT:
+    case TENON_BFLOAT:
+    case TENON_COMPLEX:
+    case TENON_BOOL: return dtype.lanes() == 1;
+    default: return false;
   }
-  return false;
 }
 
 // Imported at the first call. To import it again costs as much as the tensor does.
@@ -129,7 +135,7 @@ nb::object torch_module() {
 // exchange: of torch.Tensor. find_site: gives the line that the view is noted with.
 template <class FindSite>
 nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, FindSite find_site) {
-  if (has_negative_stride(self)) {
+  if (has_negative_stride(*tenon_array_describe(self.get()))) {
     raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
   }
   const Array array = self.is_readonly() && !trust ? copied(self) : self;
@@ -137,7 +143,7 @@ nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, Fi
     return torch_module().attr("from_dlpack")(nb::cast(array));
   }
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
-  if (exchange.table == nullptr) {
+  if (exchange.table == nullptr || !is_dtype_of_torch(array.dtype())) {
     return torch_module().attr("from_dlpack")(versioned_capsule(array.get(), flags, current_site()));
   }
   void* tensor = nullptr;
@@ -197,7 +203,7 @@ nb::object to_jax(const Array& self) {
 
 nb::object tensor_for_read(const Array& array) {
   // A view of a shared array needs a lease.
-  const bool is_copied = has_negative_stride(array) || is_shared(array);
+  const bool is_copied = has_negative_stride(*tenon_array_describe(array.get())) || is_shared(array);
   return tensor_of(is_copied ? copied(array) : array, true, tensor_exchange(), current_site);
 }
 

@@ -122,6 +122,7 @@ PyObject* get_selected(PyObject* self, PyObject* key) {
 }
 
 void set_selected(PyObject* self, PyObject* key, PyObject* value) {
+  check_assignable(value, share(self).dtype());
   ArrayCall call;
   call.writes(self);
   reads_key(key, call);

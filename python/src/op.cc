@@ -39,6 +39,7 @@ class Body final : public owners::Node, public Result {
   Renewals* renewals() const { return renewals_.get(); }
   void succeed(nb::object result) { result_ = std::move(result); }
   nb::object get() const override { return result_; }
+  PyObject* kept() const noexcept override { return result_.ptr(); }
 
  private:
   // Handles of the op may ask for the result later.
@@ -321,11 +322,31 @@ nb::object failure_tuple(tenon_failure* failure) {
   return result;
 }
 
+namespace {
+
+// The result of an op may refer to the op.
+int traverse_op(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<NativeOp>(self)->kept_result());
+  return 0;
+}
+
+int clear_op(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<NativeOp>(self)->drop_result();
+  return 0;
+}
+
+PyType_Slot op_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_op)},
+                          {Py_tp_clear, reinterpret_cast<void*>(clear_op)},
+                          {0, nullptr}};
+
+}  // namespace
+
 void add_ops(nb::module_& module) {
   nb::class_<NativeAwait>(module, "NativeAwait", "That a task waits for an op.")
       .def("end", &NativeAwait::end)
       .def("report", &NativeAwait::report, nb::arg("is_in_words"));
-  nb::class_<NativeOp>(module, "NativeOp", "The native part of tenon.Op.")
+  nb::class_<NativeOp>(module, "NativeOp", nb::type_slots(op_slots), "The native part of tenon.Op.")
       .def("wait", &NativeOp::wait, nb::arg("timeout").none())
       .def("done", &NativeOp::is_done)
       .def("result", &NativeOp::result, nb::sig("def result(self) -> Any"))

@@ -24,6 +24,8 @@ class Result {
   Result(const Result&) = delete;
   Result& operator=(const Result&) = delete;
   virtual nb::object get() const = 0;
+  // What it keeps, for the garbage collector: borrowed; null: nothing that could be in a cycle.
+  virtual PyObject* kept() const noexcept { return nullptr; }
   void retain() noexcept { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() noexcept {
     // pairs with: Result::release, "the last use of a result"
@@ -74,6 +76,9 @@ class NativeOp {
   bool is_done() const noexcept { return tenon_op_is_done(op_) != 0; }
   // Requires: it is done and has not failed.
   nb::object result() const { return result_ != nullptr ? result_->get() : nb::none(); }
+  // For the garbage collector. No other NativeOp has this result.
+  PyObject* kept_result() const noexcept { return result_ != nullptr ? result_->kept() : nullptr; }
+  void drop_result() noexcept { result_.reset(); }
   nb::object failure() const;
   void on_done(nb::object function) const;
   // Fails with DeadlockError.

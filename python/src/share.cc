@@ -83,6 +83,7 @@ void add_share(nb::module_& module) {
       "FileNotFoundError\n    No running process of this user shares an array under the name, or only "
       "processes in another\n    PID namespace do.\n"
       "ValueError\n    The memory is damaged, or was made by another version of Tenon.\n"
+      "TimeoutError\n    Other processes were making or opening the name for 5 s.\n"
       "MemoryError, OSError\n    No address space, or no file descriptor, is left.\n");
   module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
   module.def("open_array", open_array, nb::arg("handle"),

@@ -142,10 +142,11 @@ def _plot(arguments: argparse.Namespace) -> int:
         print(f'tenon plot: {reason}: pip install "tenon-arrays[plot]"', file=sys.stderr)
         return 1
     try:
-        print(plot.draw_file(arguments.trace, arguments.picture))
-    except (OSError, ValueError) as error:
+        text = plot.draw_file(arguments.trace, arguments.picture)
+    except (OSError, ValueError, OverflowError) as error:
         print(f"tenon plot: {error}", file=sys.stderr)
         return 1
+    print(text)
     return 0
 
 
@@ -238,16 +239,35 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.call is _config and not any(getattr(arguments, name[2:]) for name in CONFIG_OPTIONS):
-        arguments.parser.error(f"nothing asked: give one of {', '.join(CONFIG_OPTIONS)}")
     try:
-        status: int = arguments.call(arguments)
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:  # it was closed
+                sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ntenon: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # as in `tenon ls | head`
+        _give_up_output()
+        return 0
+    except OSError as error:  # for example a full disk
+        print(f"tenon: {error}", file=sys.stderr)
+        _give_up_output()
+        return 1
+
+
+def _run(argv: list[str] | None) -> int:
+    arguments = _parser().parse_args(argv)
+    if arguments.call is _config and not any(getattr(arguments, name[2:]) for name in CONFIG_OPTIONS):
+        arguments.parser.error(f"nothing asked: give one of {', '.join(CONFIG_OPTIONS)}")
+    status: int = arguments.call(arguments)
     return status
+
+
+def _give_up_output() -> None:
+    """Python writes the rest of the buffer at its exit, and would report the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -946,6 +946,8 @@ def attach(name: str, readonly: _bool = False) -> NDArray:
         PID namespace do.
     ValueError
         The memory is damaged, or was made by another version of Tenon.
+    TimeoutError
+        Other processes were making or opening the name for 5 s.
     MemoryError, OSError
         No address space, or no file descriptor, is left.
     """

@@ -206,6 +206,10 @@ Segments::Use Segments::begin_use(Segment& segment, uint32_t block, uint32_t gen
   auto use = std::make_unique<BlockUse>(BlockUse{&segment, block, segment.header().id});
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
+    if (segment.participant().index() == Participant::kNone) {
+      throw_error(Code::kSystem, "this process was forked while all ", kParticipants,
+                  " places of the shared segment were taken: so many processes use it at a time");
+    }
     throw_error(Code::kNotFound, "the shared array does not exist any more: all processes have released it");
   }
   return Use(use.release());

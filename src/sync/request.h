@@ -95,7 +95,7 @@ struct View {
   Home* home = nullptr;
   Extent extent;
   Access access = Access::kRead;
-  // It is in no list: its thread does not exist, because this process was forked. Set while there is one thread.
+  // It is in no list: this process was forked, and does not have its thread. Set while there is one thread.
   bool is_lost = false;
   const char* site = nullptr;  // "train.py:12"; lives as long as the view; may be null
 

@@ -3,12 +3,14 @@
 are read and overwritten; new memory for arrays beside readers."""
 
 import functools
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import native_library
 import numpy as np
@@ -472,3 +474,22 @@ def test_keywords_of_a_native_function_are_its_parameters():
     assert tn.push(absolute, i=-3).result() == 3
     with pytest.raises(ValueError, match="no parameter"):
         tn.push(absolute, j=-3)
+
+
+def test_an_op_whose_result_refers_to_the_op_is_collected():
+    class Job:
+        def __init__(self):
+            self.array = tn.zeros(4)
+            self.op = tn.push(self.work, tn.write(self.array))
+
+        def work(self, x):
+            x[...] = 1
+            return self
+
+    job = Job()
+    assert job.op.result() is job
+    tn.waitall()
+    ref = weakref.ref(job)
+    del job
+    gc.collect()
+    assert ref() is None

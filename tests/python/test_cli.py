@@ -94,6 +94,28 @@ def test_what_is_not_understood_is_status_2(arguments):
     assert "usage: tenon" in tenon(*arguments, code=2).stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [["ls"], ["ls", "--json"], ["gc"], ["config", "--cflags"], ["--version"]]
+)
+def test_a_reader_that_has_closed_the_pipe_is_no_error(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "tenon", *arguments], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_is_told_in_a_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tenon", "--version"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "tenon: [Errno 28] No space left on device\n"
+
+
 def test_demo_without_a_compiler_says_what_to_install(tmp_path):
     message = tenon("demo", code=1, PATH=str(tmp_path), CC="").stderr
     assert "no C compiler" in message and "Traceback" not in message

@@ -314,6 +314,19 @@ def test_tensors_share_both_ways(torch):
     assert a.T.torch().is_contiguous() is False
     with pytest.raises(ValueError, match="negative"):
         a[::-1].torch()
+    for import_it in (torch.from_dlpack, torch.as_tensor):
+        with pytest.raises(BufferError, match=r"negative strides: pass a\.copy\(\)"):
+            import_it(a[::-1])
+    assert torch.from_dlpack(a[::-1].copy()).tolist() == a[::-1].tolist()
+    assert np.from_dlpack(a[::-1]).tolist() == a[::-1].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e3m4", "float4_e2m1fn"])
+def test_an_array_of_a_dtype_that_pytorch_lacks_is_not_held(torch, dtype):
+    a = tn.zeros(8, dtype)
+    with pytest.raises((BufferError, RuntimeError)):
+        a.torch()
+    assert a.leases() == []
 
 
 def test_tensors_that_are_not_their_memory_are_refused(torch):

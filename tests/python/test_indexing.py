@@ -417,6 +417,9 @@ def test_numbers_in_lists_that_do_not_fit_are_named(dtype, value, error, text):
     a = tn.ones(2, dtype)
     for assign in (
         lambda: a.__setitem__(..., value),
+        lambda: a.__setitem__([0, 1][: len(value)], value),
+        lambda: a.__setitem__(np.arange(2) < len(value), value),
+        lambda: a.__setitem__([0, 1], value[0 if len(value) == 1 else 1]),
         lambda: a.fill(value),
         lambda: tn.full(2, value, dtype),
     ):

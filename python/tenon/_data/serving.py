@@ -6,7 +6,7 @@ Four objects are shared in addition to the slots, which lie in a memory file of 
 * the *batch channel*, under the name of the feed. Its items contain the positions of batches in the slots.
   The feed keeps a batch until the item is free again. Channels detect this also for killed processes.
 * the *end channel*, a broadcast of one slot. Its item announces the end of an epoch. It can be sent again
-  when every consumer has received it.
+  when every consumer has received it, and there was one.
 * the *seek channel*, a queue from consumers to the server, with the states that
   `AttachedFeed.load_state_dict` got. The server reads it before the first batch.
 * the *head*, an array under ``<name>.feed``: a description of the feed, and numbers that only the server

@@ -32,7 +32,7 @@ def lines(parts: Parts) -> Iterator[str]:
 
 def console() -> Any:
     """rich's console; None if rich is not installed, or standard output is not a (capable) terminal."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return None
     try:
         from rich.console import Console
