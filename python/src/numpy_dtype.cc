@@ -81,8 +81,8 @@ const char* why_refused(int number) {
     default: break;
   }
   if (number <= NPY_HALF)
-    return "is byte-swapped: make the array in native byte order, or pass a copy, to which writes do not "
-           "come back: x.astype(x.dtype.newbyteorder('=')), or zero_copy=False of tn.from_numpy";
+    return "is byte-swapped: pass x.astype(x.dtype.newbyteorder('=')), or zero_copy=False to from_numpy: a "
+           "copy, so what is written to it does not come back";
   return "has no counterpart in Tenon: pass x.astype() of a numeric dtype";
 }
 

@@ -279,7 +279,7 @@ OTHERS = {
     ),
     "a byte order": (
         lambda: tn.from_numpy(X.astype(">f4")),
-        "pass x.astype(x.dtype.newbyteorder('=')) or zero_copy=False",
+        "pass x.astype(x.dtype.newbyteorder('=')), or zero_copy=False",
         [
             lambda: tn.from_numpy((x := X.astype(">f4")).astype(x.dtype.newbyteorder("="))),
             lambda: tn.from_numpy(X.astype(">f4"), zero_copy=False),
