@@ -248,13 +248,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ntenon: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # as in `tenon ls | head`
-        _give_up_output()
-        return 0
     except OSError as error:  # for example a full disk
-        print(f"tenon: {error}", file=sys.stderr)
+        is_reader_gone = isinstance(error, BrokenPipeError) and _is_reader_gone()  # as in `tenon ls | head`
+        if not is_reader_gone:
+            print(f"tenon: {error}", file=sys.stderr)
         _give_up_output()
-        return 1
+        return 0 if is_reader_gone else 1
 
 
 def _run(argv: list[str] | None) -> int:
@@ -263,6 +262,15 @@ def _run(argv: list[str] | None) -> int:
         arguments.parser.error(f"nothing asked: give one of {', '.join(CONFIG_OPTIONS)}")
     status: int = arguments.call(arguments)
     return status
+
+
+def _is_reader_gone() -> bool:
+    """Whether the process that reads standard output has closed it. Other pipes can break, too."""
+    import select
+
+    poller = select.poll()
+    poller.register(sys.stdout.fileno(), 0)  # an error is reported without being asked for
+    return bool(poller.poll(0))
 
 
 def _give_up_output() -> None:

@@ -195,8 +195,8 @@ void Channel::take_role(ChannelRole role) {
   ends_.wake_all();
 }
 
-// There is no producer, and this opening has not reported it since the last one left, or the call has begun
-// before: then it is reported to each of the threads that wait.
+// Whether a call is to report that there is no producer. An opening reports it once after the last one has
+// left, and in addition in each call that began before. closings_before: of the call, when it began.
 bool Channel::has_ended(uint64_t closings_before) const noexcept {
   return look(state_->closings) > std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)) &&
          ends_.count(kProducer) == 0;

@@ -222,8 +222,8 @@ class AttachedFeed(Forms):
     def __repr__(self) -> str:
         return f"<tenon.AttachedFeed {self.name!r} of process {self.pid}, {self.mode}>"
 
-    def _join(self) -> int:
-        """The epoch that this consumer is in. Takes the role of a consumer in the channels."""
+    def _join(self) -> None:
+        """Begins a loop. Takes the role of a consumer in the channels at the first one."""
         link = self._opened()
         if self._died is not None:
             raise OwnerDied(str(self._died), self._died.pid)
@@ -242,7 +242,6 @@ class AttachedFeed(Forms):
             _become_consumer(link.end_channel)
             self._round = int(link.words[ROUND_AT])
             _become_consumer(link.batch_channel)
-        return self._round
 
     def _look_for_end(self, link: _Link) -> None:
         if self._notice is not None:

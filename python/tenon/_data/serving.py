@@ -199,7 +199,7 @@ class Server:
             self._served.withdraw()
             notice = self._end_channel.loan()
             self._batch_channel = self._served.open_batch_channel()
-            if not self._has_consumers(self._consumers, "its first batch"):
+            if not self._has_consumers():
                 return
             self._served.seek()
             while self._wanted is None or self.epochs < self._wanted:
@@ -232,26 +232,26 @@ class Server:
         self._served.reclaim()
         self._epoch = self._batch_channel = self._end_channel = None  # they would keep the name
 
-    def _poll(self, is_met: Callable[[], bool], what: Callable[[], str]) -> bool:
-        """False: the server is to end."""
+    def _is_to_end(self) -> bool:
+        return self._is_closing  # another thread sets it
+
+    def _has_consumers(self) -> bool:
+        """Waits for the consumers that are to have attached before the first batch. False: the server is to
+        end."""
         timer = ReportTimer()
-        while not is_met():
+        while (n := self._served.consumers()) < self._consumers:
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return False
             if timer.is_due():
-                log.warning("feed %r has waited for %d s for %s", self.name, timer.seconds(), what())
+                log.warning(
+                    "feed %r has waited for %d s for %d consumers before its first batch: %d have attached",
+                    self.name,
+                    timer.seconds(),
+                    self._consumers,
+                    n,
+                )
         return not self._is_closing
-
-    def _is_to_end(self) -> bool:
-        return self._is_closing  # another thread sets it
-
-    def _has_consumers(self, count: int, before: str) -> bool:
-        served = self._served
-        return self._poll(
-            lambda: served.consumers() >= count,
-            lambda: f"{count} consumers before {before}: {served.consumers()} have attached",
-        )
 
     def _hand_out(self) -> OpError | None:
         """One epoch. The failure by which it has ended, if any."""

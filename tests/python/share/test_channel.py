@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -300,14 +301,21 @@ def test_other_tasks_run_while_items_and_slots_are_ready():
         asyncio.run(program())
 
 
+def is_asleep(thread):
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def test_the_end_is_told_to_each_thread_that_waits():
     channel = tn.Channel(SCHEMA, slots=4)
     opened_again = copy.deepcopy(channel)
     threads = [threading.Thread(target=lambda: list(opened_again), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
     channel.loan().drop()
+    asleep = 0  # how often all were seen asleep; this thread lets go of the GIL, so they wait for an item
+    while asleep < 5:
+        time.sleep(0.01)
+        asleep = asleep + 1 if all(is_asleep(thread) for thread in threads) else 0
     channel.close()
     for thread in threads:
         thread.join(SECONDS)
