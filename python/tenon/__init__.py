@@ -2,6 +2,7 @@
 """Arrays whose memory C libraries, NumPy, PyTorch, JAX and other processes share without copies."""
 
 import sys as _sys
+from contextlib import suppress as _suppress
 from importlib.util import find_spec as _find_spec
 
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
@@ -115,26 +116,33 @@ Tensor = TensorUsage  # the name of earlier versions, which the next one will no
 # `DataLoader` is a subclass of PyTorch's class. Its first use imports PyTorch. With a `__getattr__`, CPython
 # finds the other attributes 20 ns more slowly, so there is none after the first use, or if PyTorch is
 # imported already or not installed.
-_loaded = _sys.modules.get("torch.utils.data.dataloader")
-try:
-    _may_find_torch = _find_spec("torch") is not None
-except (ImportError, ValueError):  # a stub that other code made has no spec
-    _may_find_torch = True
-if hasattr(_loaded, "DataLoader") or not _may_find_torch:
+if hasattr(_sys.modules.get("torch.utils.data.dataloader"), "DataLoader"):
     from ._loader.loader import DataLoader
 else:
 
     def __getattr__(name: str) -> object:
         if name != "DataLoader":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from ._loader.loader import DataLoader
+        found: object
+        try:
+            from ._loader import loader
 
-        globals()[name] = DataLoader
+            found = loader.DataLoader
+        except ImportError as error:
+            from ._loader import absent
+
+            absent.DataLoader.reason = str(error)
+            found = absent.DataLoader
+        globals()[name] = found
         globals().pop("__getattr__", None)
-        return DataLoader
+        return found
 
     def __dir__() -> list[str]:
         return sorted({*globals(), "DataLoader"})
+
+    with _suppress(ImportError, ValueError):  # a stub that other code made has no spec
+        if _find_spec("torch") is None:
+            __getattr__("DataLoader")
 
 
 # Without `bool`: `from tenon import *` should hide no builtin.

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import warnings
@@ -631,31 +630,6 @@ def test_a_script_needs_but_another_import():
     assert outputs[0].count("\n") == 3
 
 
-def test_without_torch():
-    program = """
-    import collections, sys
-    sys.modules["torch"] = None
-    import numpy as np, tenon as tn
-    class Rows:
-        def __len__(self): return 7
-        def __getitem__(self, i): return {"row": np.full(3, i, "f4"), "i": i, "name": str(i)}
-    for workers in (0, 2):
-        batches = list(tn.DataLoader(Rows(), batch_size=4, num_workers=workers))
-        assert [b["row"].shape for b in batches] == [(4, 3), (3, 3)], batches
-        assert batches[1]["i"].tolist() == [4, 5, 6] and batches[1]["row"][:, 0].tolist() == [4, 5, 6]
-        assert batches[1]["name"] == ("4", "5", "6") or batches[1]["name"] == ["4", "5", "6"]
-        shuffled = [int(i) for b in tn.DataLoader(Rows(), shuffle=True, num_workers=workers) for i in b["i"]]
-        assert sorted(shuffled) == list(range(7))
-    class Converted(collections.namedtuple("Converted", "a b")):
-        def __new__(cls, a, b): return super().__new__(cls, a + 0, b)
-    samples = [Converted(np.full(3, i), np.float32(i)) for i in range(4)]
-    for workers in (0, 1):
-        first, second = tn.DataLoader(samples, batch_size=2, num_workers=workers)
-        assert second.a.tolist() == [[2] * 3, [3] * 3] and second.b.tolist() == [2, 3], second
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
-
-
 class Tenon(Samples):
     """Arrays of Tenon where `Samples` has those of NumPy."""
 
@@ -702,8 +676,10 @@ def test_read_only_and_mixed_arrays_are_stacked():
     def make(i):
         return tn.zeros(2).readonly() if i % 2 else np.ones(2, "f4")
 
-    batch = next(iter(tn.DataLoader(Samples(lambda i: make(i + 1), 2), batch_size=2)))
-    assert batch.tolist() == [[0, 0], [1, 1]]
+    for kind in (tn.DataLoader, torch.utils.data.DataLoader):
+        for first, rows in ((0, [[1, 1], [0, 0]]), (1, [[0, 0], [1, 1]])):
+            samples = Samples(lambda i, first=first: make(i + first), 2)
+            assert next(iter(kind(samples, batch_size=2))).tolist() == rows
     batch = next(iter(tn.DataLoader(Samples(lambda i: tn.zeros(2).readonly()), batch_size=2)))
     assert batch.tolist() == [[0, 0], [0, 0]]
 
@@ -711,23 +687,6 @@ def test_read_only_and_mixed_arrays_are_stacked():
 def test_arrays_of_tenon_of_different_shapes_are_an_error():
     with pytest.raises(RuntimeError, match="equal size"):
         list(tn.DataLoader(Samples(lambda i: tn.zeros(i + 1)), batch_size=2))
-
-
-def test_arrays_of_tenon_without_torch():
-    program = """
-    import sys
-    sys.modules["torch"] = None
-    import numpy as np, tenon as tn
-    class Rows:
-        def __len__(self): return 4
-        def __getitem__(self, i): return {"row": tn.full(3, i, "f4"), "pair": (tn.array([i]), i)}
-    for workers in (0, 2):
-        batches = list(tn.DataLoader(Rows(), batch_size=2, num_workers=workers))
-        assert type(batches[1]["row"]) is np.ndarray
-        assert batches[1]["row"].tolist() == [[2, 2, 2], [3, 3, 3]], batches
-        assert [part.tolist() for part in batches[1]["pair"]] == [[[2], [3]], [2, 3]], batches
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
 
 
 def test_threads_are_gone_with_the_iterator():

@@ -574,41 +574,6 @@ def test_ctrl_c_ends_the_wait_and_the_workers():
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_without_torch_the_names_and_checks_are_there():
-    program = """
-    import os, pickle, sys, warnings
-    sys.modules["torch"] = None
-    import numpy as np, pytest, tenon as tn
-    class Rows:
-        def __len__(self): return 6
-        def __getitem__(self, i): return np.float32(i)
-    class Numbers:
-        def __len__(self): return 2
-        def __iter__(self): return iter([np.float32(i) for i in range(4)])
-    class Loader(tn.DataLoader[int]):
-        pass
-    tn.Loader, Loader.__module__, Rows.__module__ = Loader, "tenon", "tenon"
-    tn.Rows = Rows
-    loader = pickle.loads(pickle.dumps(Loader(Rows(), batch_size=4, num_workers=1)))
-    assert type(loader) is Loader
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
-    with pytest.raises(ValueError, match="batch_size attribute should not be set after Loader is"):
-        loader.batch_size = 3
-    with pytest.raises(ValueError, match="should specify a valid start method"):
-        loader.multiprocessing_context = "thread"
-    with pytest.warns(UserWarning, match=f"will create {len(os.sched_getaffinity(0)) + 1} worker"):
-        tn.DataLoader(Rows(), num_workers=len(os.sched_getaffinity(0)) + 1)
-    for workers in (0, 1):
-        loader = tn.DataLoader(Numbers(), batch_size=None, num_workers=workers)
-        assert len(loader) == 2
-        with pytest.warns(UserWarning, match="was reported to be 2.*but 4 samples have been fetched"):
-            assert [float(x) for x in loader] == [0, 1, 2, 3]
-    with pytest.raises(AssertionError, match="timeout"):
-        iter(tn.DataLoader(Rows(), timeout=3))
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)
-
-
 @pytest.mark.parametrize(
     ("workers", "damage", "message"),
     [

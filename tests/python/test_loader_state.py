@@ -7,9 +7,6 @@ import itertools
 import pickle
 import random
 import re
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -734,62 +731,3 @@ def test_the_rows_are_those_of_torchdata(kind, workers):
         found = rows_after(tn.DataLoader, taken)
         assert found == rows_after(theirs.StatefulDataLoader, taken)
         assert found
-
-
-@pytest.mark.slow
-def test_without_torch():
-    program = """
-    import sys
-    sys.modules["torch"] = None
-    import pickle, random
-    import numpy as np, tenon as tn
-    class Rows:
-        def __len__(self): return 22
-        def __getitem__(self, i): return i, np.random.rand(), random.random()
-    class Numbers:
-        def __iter__(self):
-            for i in np.random.permutation(20): yield int(i), random.random(), 0
-    class Place:
-        def __init__(self): self.next = 0
-        def __iter__(self): return self
-        def __next__(self):
-            if self.next == 14: raise StopIteration
-            self.next += 1
-            return self.next, random.random(), 0
-        def state_dict(self): return {"next": self.next}
-        def load_state_dict(self, state): self.next = state["next"]
-    class ByPlace:
-        def __iter__(self): return Place()
-    def seed(number):
-        np.random.seed(number)
-        random.seed(number)
-    def epoch(loader):
-        return [[part.tolist() for part in batch] for batch in loader]
-    for workers in (0, 2):
-        for make, options in (
-            (Rows, lambda: {}),
-            (Rows, lambda: {"shuffle": True}),
-            (Rows, lambda: {"shuffle": True, "generator": np.random.default_rng(4)}),
-            (Numbers, lambda: {}),
-            (ByPlace, lambda: {}),
-        ):
-            def loader_of():
-                return tn.DataLoader(make(), batch_size=3, num_workers=workers, **options())
-            seed(1)
-            loader = loader_of()
-            expected = [epoch(loader) for _ in range(2)]
-            seed(1)
-            loader = loader_of()
-            batches = iter(loader)
-            for taken in range(len(expected[0])):
-                state = pickle.loads(pickle.dumps(loader.state_dict()))
-                again = loader_of()
-                now = np.random.get_state(), random.getstate()
-                seed(3 + taken)
-                again.load_state_dict(state)
-                assert [epoch(again), epoch(again)] == [expected[0][taken:], expected[1]], (make, taken)
-                np.random.set_state(now[0])
-                random.setstate(now[1])
-                next(batches)
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=600)

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _core
+from .creation import asarray
 
 
 def _register_in_torch(collate: Any) -> None:
     """So that `torch.utils.data.default_collate` stacks them, as it does NumPy's arrays."""
 
-    def stack(arrays: Sequence[_core.NDArray], *, collate_fn_map: Any = None) -> Any:
+    def stack(arrays: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+        own = map(asarray, arrays)  # only the first one is an NDArray for certain
         # Views of shared arrays would need a lease.
-        in_hand = tuple(array.copy() if array.shared else array for array in arrays)
+        in_hand = tuple(array.copy() if array.shared else array for array in own)
         tensors = _core.torch_tensors(in_hand, trust=True)  # they are only read
         return collate.collate(list(tensors), collate_fn_map=collate_fn_map)
 

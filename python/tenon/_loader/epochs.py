@@ -15,14 +15,15 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data.dataloader import _DatasetKind as Kind
 
 from .. import _core
 from .._core import NativeFeed
 from .._data.workers import Workers
 from .._errors import OpError, log
 from . import workers as work
-from .base import Kind, default_collate, torch
 from .generators import from_plain, to_plain
 from .here import Quick
 from .packing import Reader, bytes_of
@@ -43,7 +44,7 @@ class AnswerProgress(Progress):
         self._num_workers = loader.num_workers
         self._is_iterable = loader._dataset_kind == Kind.Iterable
         self.is_first_epoch = True  # of the workers
-        self.base_seed = 0
+        self.base_seed: Any = 0
         self.received = 0  # answers by the consumer
         self.ahead: collections.deque[Any] = collections.deque()  # indices that are not answered yet
         self.marks: list[tuple[int, bytes] | None] = [None] * self._num_workers  # None: not known yet
@@ -145,7 +146,8 @@ class Processes(Quick):
 
     def __init__(self, loader: Any, progress: AnswerProgress, state: dict[str, Any] | None = None) -> None:
         self.is_closed = True  # for __del__, when the next lines raise
-        super().__init__(loader if state is None or state["is_first_epoch"] else _WithoutSeed(loader))
+        seeded: Any = loader if state is None or state["is_first_epoch"] else _WithoutSeed(loader)
+        super().__init__(seeded)
         progress.iterate(self, self._sampler_iter)
         if state is None:
             progress.marks = [(-1, b"")] * self._num_workers
@@ -429,7 +431,7 @@ class _WithoutSeed:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self.generator = np.random.default_rng() if torch is None else torch.Generator()
+        self.generator = torch.Generator()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -441,7 +443,7 @@ def _task(loader: Any, progress: AnswerProgress) -> work.Task:
         is_iterable=loader._dataset_kind == Kind.Iterable,
         auto_collation=loader._auto_collation,
         collate_fn=loader.collate_fn,
-        is_default_collate=loader._auto_collation and loader.collate_fn is default_collate,
+        is_default_collate=loader._auto_collation and loader.collate_fn is torch.utils.data.default_collate,
         drop_last=loader.drop_last,
         base_seed=progress.base_seed,
         worker_init_fn=loader.worker_init_fn,

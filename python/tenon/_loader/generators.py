@@ -7,15 +7,12 @@ import copy
 import random
 from typing import Any
 
-from .base import torch
-
-# NumPy is imported by functions: where torch is missing this module comes with the package.
+import numpy as np
+import torch
 
 
 def to_plain(value: Any) -> Any:
     """A copy of types that ``torch.load`` takes, which those of NumPy are not."""
-    import numpy as np
-
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
         return {"numpy": value.dtype.str, "values": value.tolist()}
     if type(value) is dict:
@@ -26,8 +23,6 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    import numpy as np
-
     if type(value) is dict:
         if value.keys() == {"numpy", "values"}:
             return np.array(value["values"], value["numpy"])[()]
@@ -38,18 +33,12 @@ def from_plain(value: Any) -> Any:
 
 
 def global_generators() -> dict[str, Any]:
-    import numpy as np
-
-    found: dict[str, Any] = {"random": random, "numpy.random": np.random}
-    return found | ({} if torch is None else {"torch": torch.default_generator})
+    return {"random": random, "numpy.random": np.random, "torch": torch.default_generator}
 
 
 def is_generator(value: Any) -> bool:
     """With a state."""
-    import numpy as np
-
-    kinds: tuple[Any, ...] = (random.Random, np.random.Generator, np.random.RandomState)
-    kinds += () if torch is None else (torch.Generator,)
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
     return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
 
 
@@ -61,7 +50,7 @@ def states_of(generators: dict[str, Any]) -> dict[str, Any]:
 def _generator_state(generator: Any) -> Any:
     if hasattr(generator, "getstate"):
         return generator.getstate()
-    if torch is not None and isinstance(generator, torch.Generator):
+    if isinstance(generator, torch.Generator):
         return generator.get_state()
     if hasattr(generator, "get_state"):
         return to_plain(generator.get_state(legacy=False))

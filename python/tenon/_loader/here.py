@@ -7,8 +7,12 @@ import contextlib
 import weakref
 from typing import Any
 
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseIterator
+from torch.utils.data.dataloader import _DatasetKind as Kind
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as SingleProcessIterator
+
 from .._errors import log
-from .base import BaseIterator, Kind, SingleProcessIterator, torch
 from .generators import states_of
 from .state import (
     Progress,
@@ -22,14 +26,14 @@ from .state import (
     restore_fetcher,
 )
 
-_is_profiled: Any = None if torch is None else torch.autograd._profiler_enabled
+_is_profiled: Any = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 class Quick(BaseIterator):
     """Marks batches for a profiler only if one runs: a mark costs as much as a small batch."""
 
-    def __next__(self) -> Any:
-        if self._IterableDataset_len_called is not None or (_is_profiled is not None and _is_profiled()):
+    def __next__(self: Any) -> Any:
+        if self._IterableDataset_len_called is not None or _is_profiled():
             return super().__next__()  # which warns, and marks the batch in a profile
         data = self._next_data()
         self._num_yielded += 1
@@ -113,7 +117,7 @@ class Here(Quick, SingleProcessIterator):
     def _next_data(self) -> Any:
         progress = self.progress
         try:
-            data = super()._next_data()
+            data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             progress.is_finished = True
             progress.is_pending = False

@@ -6,19 +6,21 @@ from __future__ import annotations
 import reprlib
 from typing import Any, TypeVar
 
-from .base import BaseLoader, torch
+import torch
+import torch.utils.data
+
 from .here import Here
 from .state import begin, load, new_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class DataLoader(BaseLoader[_T_co]):
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """`torch.utils.data.DataLoader` with the same arguments, on recycled slots.
 
     Worker processes stack the samples of a batch directly in the memory of the consumer's tensors. A slot is
     filled again when the tensors of its batch are gone. Order, seeds, types and errors are those of PyTorch;
-    ``docs/loader.md`` lists the differences. Without PyTorch, batches consist of NumPy arrays.
+    ``docs/loader.md`` lists the differences.
 
     Parameters
     ----------
@@ -72,7 +74,7 @@ class DataLoader(BaseLoader[_T_co]):
             return super()._get_iterator()
         make: Any = Here
         if self.num_workers:
-            from .epochs import Processes  # needs NumPy
+            from .epochs import Processes
 
             make = Processes
             self.check_worker_number_rationality()
@@ -139,5 +141,5 @@ def _check_no_pipe(dataset: Any) -> None:
 
 
 def _is_pipe(dataset: Any) -> bool:
-    kinds = [getattr(torch.utils.data, name, ()) for name in ("IterDataPipe", "MapDataPipe")] if torch else []
+    kinds = [getattr(torch.utils.data, name, ()) for name in ("IterDataPipe", "MapDataPipe")]
     return any(isinstance(dataset, kind) for kind in kinds)

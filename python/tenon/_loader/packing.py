@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import _core
 from .._array.creation import empty
-from .base import torch
 
 ALIGNMENT = 64
 
@@ -45,7 +45,7 @@ class Writer(pickle.Pickler):
         self.used = 0
 
     def persistent_id(self, obj: Any) -> Any:
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
+        if type(obj) is torch.Tensor and _is_plain(obj):
             store: Any = self._store_tensor
         elif type(obj) is np.ndarray and obj.dtype.kind in "biufc" and obj.dtype.isnative:
             store = self._store_array
@@ -62,19 +62,10 @@ class Writer(pickle.Pickler):
         shape = (len(tensors), *tensors[0].shape)
         dtype = tensors[0].dtype
         place, memory = self._take(len(tensors) * tensors[0].numel() * tensors[0].element_size())
-        result = torch.empty(0, dtype=dtype)  # no view of another tensor, which would keep the memory
+        result: Any = torch.empty(0, dtype=dtype)  # no view of another tensor, which would keep the memory
         result.set_(torch.from_numpy(memory).untyped_storage(), 0, shape)
         torch.stack(tensors, 0, out=result)
         self._stacked[id(result)] = result, ("tensor", place, str(dtype)[6:], shape, None), _form_of(result)
-        return result
-
-    def stack_arrays(self, arrays: Any) -> Any:
-        shape = (len(arrays), *arrays[0].shape)
-        dtype = arrays[0].dtype
-        place, memory = self._take(len(arrays) * arrays[0].nbytes)
-        result = memory.view(dtype).reshape(shape)
-        np.stack(arrays, out=result)
-        self._stacked[id(result)] = result, ("array", place, dtype.str, shape, None), _form_of(result)
         return result
 
     def let_go(self) -> None:
@@ -83,8 +74,7 @@ class Writer(pickle.Pickler):
         self.clear_memo()  # of the lists and dicts that have them
         while self._stacked:
             result = self._stacked.popitem()[1][0]
-            is_kept = sys.getrefcount(result) > 2  # the variable here, and the argument
-            if is_kept and torch is not None and isinstance(result, torch.Tensor):
+            if sys.getrefcount(result) > 2:  # the variable here, and the argument
                 result.data = result.detach().clone()
 
     def pack(self, data: Any) -> bytes:
@@ -177,11 +167,9 @@ def _bytes_at(memory: _core.NDArray, place: Any, nbytes: int) -> _core.NDArray:
     return array.unchecked()  # it is the consumer's alone
 
 
-def _form_of(thing: Any) -> tuple[Any, ...]:
-    """Where the elements of a tensor or array lie, and how."""
-    if isinstance(thing, np.ndarray):
-        return thing.__array_interface__["data"][0], thing.dtype, thing.shape, thing.strides
-    return thing.data_ptr(), thing.dtype, thing.shape, thing.stride()
+def _form_of(tensor: Any) -> tuple[Any, ...]:
+    """Where the elements lie, and how."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _is_plain(tensor: Any) -> bool:

@@ -14,7 +14,12 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .base import BatchSampler, Kind, torch
+import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data import BatchSampler
+from torch.utils.data.dataloader import _DatasetKind as Kind
+
 from .generators import from_plain, global_generators, is_generator, set_generators, states_of, to_plain
 
 _HEAD = 64  # elements of a list that show whether it was shuffled
@@ -27,7 +32,7 @@ def is_stateful(thing: Any) -> bool:
             return False
     except Exception:  # of its __getattr__
         return False
-    return torch is None or getattr(type(thing), "state_dict", None) is not torch.nn.Module.state_dict
+    return getattr(type(thing), "state_dict", None) is not torch.nn.Module.state_dict
 
 
 def state_of(thing: Any) -> Any:
@@ -101,9 +106,7 @@ def _samplers(loader: Any) -> list[Any]:
     found = [loader._index_sampler]
     for part in found:  # which grows
         for name, value in _attributes(part).items():
-            is_sampler = name in ("sampler", "batch_sampler") or (
-                torch is not None and isinstance(value, torch.utils.data.Sampler)
-            )
+            is_sampler = name in ("sampler", "batch_sampler") or isinstance(value, torch.utils.data.Sampler)
             if is_sampler and value is not None and not any(value is one for one in found):
                 found.append(value)
     return found
@@ -121,17 +124,13 @@ def _attributes(thing: Any) -> dict[str, Any]:
 def _numbers(loader: Any) -> list[dict[str, Any]]:
     """What samplers hold that may change from epoch to epoch: numbers, tuples of them, and the heads of lists
     and arrays."""
-    import numpy as np
-
-    arrays: tuple[Any, ...] = (np.ndarray,)
-    arrays += () if torch is None else (torch.Tensor,)
     found: list[dict[str, Any]] = []
     for part in _samplers(loader):
         found.append({})
         for name, value in _attributes(part).items():
             if _is_number(value):
                 found[-1][name] = value
-            elif value is not loader.dataset and (head := _head(value, arrays)) is not None:
+            elif value is not loader.dataset and (head := _head(value)) is not None:
                 found[-1][name] = head
     return found
 
@@ -169,19 +168,18 @@ def own(index: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     """Whether it is a number, or a short tuple of numbers, which can be set again."""
-    import numpy as np
-
     kinds = (int, float, str, type(None), np.generic)
     if type(value) is tuple and len(value) <= _HEAD:
         return all(isinstance(one, kinds) for one in value)
     return isinstance(value, kinds)
 
 
-def _head(value: Any, arrays: tuple[Any, ...]) -> list[Any] | None:
+def _head(value: Any) -> list[Any] | None:
     if isinstance(value, (list, tuple)):
         return list(value[:_HEAD])
     try:
-        return value[:_HEAD].tolist() if isinstance(value, arrays) and value.ndim == 1 else None
+        is_list = isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 1
+        return value[:_HEAD].tolist() if is_list else None
     except Exception:  # of a tensor without such elements: sparse, on the meta device
         return None
 
@@ -191,8 +189,6 @@ def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
     except Exception:
-        import numpy as np
-
         try:
             return bool(np.array_equal(one, other))
         except Exception:

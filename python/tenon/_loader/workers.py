@@ -11,13 +11,13 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data.dataloader import _DatasetKind as Kind
 
 from .._errors import traceback_text
 from . import packing
-from .base import torch
-from .collate import numpy_collate
 from .generators import global_generators, set_generators, states_of
-from .plain import Fetcher
 from .state import (
     fetcher_state,
     has_place,
@@ -128,6 +128,7 @@ class Loop:
         except StopIteration:
             if not self._task.is_iterable:
                 raise
+            self._fetcher.ended = True
             return EXHAUSTED
         return BATCH + writer.pack(collate(self._task, samples, writer))
 
@@ -142,14 +143,18 @@ class Loop:
         if epoch > self._told_epoch:
             self._told_epoch = epoch
             self._begin = self._mark_of(lambda: {"begins": True, "dataset": state_of(task.dataset)})
-        self._fetcher = Fetcher(task.dataset, task.is_iterable, task.auto_collation, task.drop_last)
+        kind = Kind.Iterable if task.is_iterable else Kind.Map
+        self._fetcher: Any = Kind.create_fetcher(
+            kind, task.dataset, task.auto_collation, _not_collated, task.drop_last
+        )
         if goes_on:
             restore_fetcher(self._fetcher, mark)
             set_generators(global_generators(), mark["random"])
         self._known = b""
         self._epoch = epoch
         self._has_told_end = False
-        self._is_stateful = is_stateful(task.dataset) or is_stateful(self._fetcher.dataset_iter)
+        iterator = getattr(self._fetcher, "dataset_iter", None)
+        self._is_stateful = is_stateful(task.dataset) or is_stateful(iterator)
 
     def _mark(self, kind: bytes) -> bytes:
         """From where this worker can go on after the answer; empty: nothing new."""
@@ -187,6 +192,10 @@ class Loop:
             return FAILURE + pickle.dumps((RuntimeError, text))
 
 
+def _not_collated(samples: Any) -> Any:
+    return samples
+
+
 def forget_frames(error: BaseException | None) -> None:
     """Drops tracebacks, whose frames have views of the slot."""
     while error is not None:
@@ -198,8 +207,6 @@ def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
     """What ``collate_fn`` makes of the samples; the default one stacks tensors in the writer's slot."""
     if not task.is_default_collate:
         return task.collate_fn(samples)
-    if torch is None:
-        return numpy_collate(samples, writer.stack_arrays)
     rules = torch.utils.data._utils.collate
 
     def stack(tensors: Any, *, collate_fn_map: Any = None) -> Any:
@@ -217,9 +224,6 @@ def seed_worker(task: Task, worker: int) -> None:
     """Seeds as PyTorch's workers are seeded, and tells ``get_worker_info``."""
     seed = task.base_seed + worker
     random.seed(seed)
-    if torch is None:
-        np.random.seed(np.random.SeedSequence([task.base_seed, worker]).generate_state(4))
-        return
     torch_worker = torch.utils.data._utils.worker
     torch.set_num_threads(1)
     torch.manual_seed(seed)
