@@ -30,9 +30,13 @@ def rounds_of(curve, contender, n, options):
 
 
 def measured(options):
-    """Summaries by curve, contender and n, in the unit of the curve. The points take turns."""
+    """Summaries by curve, contender and n, in the unit of the curve. The points take turns. --quick: the ends
+    of each curve."""
     points = [
-        (curve, contender, n) for curve, of in CURVES.items() for contender in of.contenders for n in of.sizes
+        (curve, contender, n)
+        for curve, of in CURVES.items()
+        for contender in of.contenders
+        for n in (of.sizes[:: len(of.sizes) - 1] if options.quick else of.sizes)
     ]
     rounds = {point: [] for point in points}
     for i in range(options.processes):
@@ -97,12 +101,12 @@ def goal_table(found):
 
 
 def curve_table(curve, results):
-    of = CURVES[curve]
+    of, sizes = CURVES[curve], list(results["Tenon"])
     rows = [
-        [name, *(number(by_n[n].median) for n in of.sizes), f"{growth(by_n):.2f}"]
+        [name, *(number(by_n[n].median) for n in sizes), f"{growth(by_n):.2f}"]
         for name, by_n in results.items()
     ]
-    return table([f"{of.unit}, by the number of {of.things}", *(f"{n:,}" for n in of.sizes), "growth"], rows)
+    return table([f"{of.unit}, by the number of {of.things}", *(f"{n:,}" for n in sizes), "growth"], rows)
 
 
 def ratios(found):
