@@ -22,6 +22,7 @@ def fetched():
             "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
             "-DCMAKE_INSTALL_LIBDIR=lib",
             "-DTENON_INSTALL=ON",
+            "-DTENON_PRECOMPILE=ON",
         ]
         run("cmake", "-S", HERE / "fetch", "-B", build, "-G", "Ninja", *options)
         run("cmake", "--build", build)
