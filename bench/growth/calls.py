@@ -96,8 +96,8 @@ def queued_ops(n):
     a = tn.zeros(8)
     lease = a.lease("r")
     for _ in range(n):
-        tn.push(tn.fill, tn.out(a), 1)
-    yield (lambda: tn.push(tn.fill, tn.out(a), 1)), 10
+        tn.push(tn.fill, tn.overwrite(a), 1)
+    yield (lambda: tn.push(tn.fill, tn.overwrite(a), 1)), 10
     lease.release()
     tn.wait_all()
 
@@ -158,9 +158,9 @@ def queued_rows(n):
     lease = a.lease("r")
     rows = list(a)
     for row in rows:
-        tn.push(tn.fill, tn.out(row), 1)
+        tn.push(tn.fill, tn.overwrite(row), 1)
     middle = rows[n // 2]
-    yield (lambda: tn.push(tn.fill, tn.out(middle), 1)), 10
+    yield (lambda: tn.push(tn.fill, tn.overwrite(middle), 1)), 10
     lease.release()
     tn.wait_all()
 

@@ -10,7 +10,7 @@ import tenon as tn
 
 def refuse(array):
     try:
-        tn.push(tn.fill, tn.out(array), 1)
+        tn.push(tn.fill, tn.overwrite(array), 1)
     except tn.LeaseConflict:
         return
     raise AssertionError("the view did not conflict with the op")

@@ -94,8 +94,6 @@ inline uint32_t revoke_handles(const Array& array) {
   call(tenon_shared_revoke, array.get(), &count);
   return count;
 }
-// The name of earlier versions, which the next one will not have.
-inline uint32_t revoke(const Array& array) { return revoke_handles(array); }
 inline Array open(std::span<const std::byte> handle) {
   tenon_array* array = nullptr;
   call(tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size()),

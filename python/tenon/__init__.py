@@ -105,8 +105,6 @@ from ._sync.ops import Op, wait_all, waitall
 from ._sync.pushes import push
 from ._sync.recordings import Recording, push_many, record
 from ._sync.uses import overwrite, read, write
-from ._sync.uses import overwrite as out
-from ._sync.uses import write as inout  # the names of earlier versions
 from ._typing import DTypeLike
 
 _register()
@@ -211,7 +209,6 @@ __all__ = [
     "from_pointer",
     "full",
     "full_like",
-    "inout",
     "int8",
     "int16",
     "int32",
@@ -220,7 +217,6 @@ __all__ = [
     "load",
     "ones",
     "ones_like",
-    "out",
     "overwrite",
     "pinned",
     "plugin",

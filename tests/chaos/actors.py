@@ -455,7 +455,7 @@ class Actor:
         cell = self.tape[self.random.randrange(4)]
         try:
             if self.pushed is None:
-                tn.push(tn.fill, tn.out(cell), self.random.randrange(1 << 40))
+                tn.push(tn.fill, tn.overwrite(cell), self.random.randrange(1 << 40))
                 self.pushed = tn.push(np.copy, cell)
             self.pushed.wait(LOCK_SECONDS)
             check_equal(self.pushed.result(), "a cell in an op")

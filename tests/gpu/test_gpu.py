@@ -86,9 +86,9 @@ def test_pushed_copies_run_in_order(source):
     host = [tn.full(N, i, "i4", source) for i in range(3)]
     there, other, back = tn.empty(N, "i4", "cuda"), tn.empty(N, "i4", "cuda"), tn.empty(N, "i4", "cuda_host")
     for k in range(60):
-        tn.push(tn.copy, host[k % 3], tn.out(there))
-        tn.push(tn.copy, there, tn.out(other))
-        op = tn.push(tn.copy, other, tn.out(back))
+        tn.push(tn.copy, host[k % 3], tn.overwrite(there))
+        tn.push(tn.copy, there, tn.overwrite(other))
+        op = tn.push(tn.copy, other, tn.overwrite(back))
         if k % 7 == 0:
             op.wait()
             assert (back.numpy() == k % 3).all()
@@ -136,7 +136,7 @@ def test_a_shared_array_is_pinned_where_it_lies():
     for host in (a, tn.zeros(N, "i4", shared=True)):
         with tn.pinned(host):
             assert _core.device_statistics()["registered_nbytes"] >= 4 * N
-            tn.push(tn.copy, host, tn.out(there))
+            tn.push(tn.copy, host, tn.overwrite(there))
         assert _core.device_statistics()["registered_nbytes"] == 0
         assert there.tolist() == host.tolist()
 
@@ -173,7 +173,7 @@ def test_a_kernel_of_torch_comes_after_a_pushed_copy(torch):
     host = tn.full(N, 5, "i4", "cuda_host")
     for _ in range(20):
         a[...] = 0
-        tn.push(tn.copy, host, tn.out(a))
+        tn.push(tn.copy, host, tn.overwrite(a))
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             t = torch.from_dlpack(a)

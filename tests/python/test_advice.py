@@ -20,10 +20,10 @@ import pytest
 
 import tenon as tn
 
-WRITE = "tn.push(f, tn.out(a), 1)"
+WRITE = "tn.push(f, tn.overwrite(a), 1)"
 READ = "tn.push(f, a)"
-PART = "tn.push(f, tn.out(a[:1]), 1)"
-BOTH = "tn.push(g, a, tn.out(a))"
+PART = "tn.push(f, tn.overwrite(a[:1]), 1)"
+BOTH = "tn.push(g, a, tn.overwrite(a))"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_PANDAS = importlib.util.find_spec("pandas") is not None
 
@@ -241,7 +241,7 @@ SCENES = {
     ),
     "two arrays": (
         "b = tn.zeros(3)\nx = np.asarray(a)\ny = np.asarray(b)\nPUSH",
-        "tn.push(f, tn.out(a), tn.out(b))",
+        "tn.push(f, tn.overwrite(a), tn.overwrite(b))",
         "`del x, y`",
     ),
     "two arrays that are read": (
@@ -251,7 +251,7 @@ SCENES = {
     ),
     "two views that read": (
         "b = tn.zeros(3)\nx = np.asarray(a.readonly())\ny = np.asarray(b.readonly())\nPUSH",
-        "tn.push(f, tn.out(a), tn.out(b))",
+        "tn.push(f, tn.overwrite(a), tn.overwrite(b))",
         "`del x, y`",
     ),
     "two views that are not seen": (
@@ -511,7 +511,7 @@ def test_a_refusal_because_of_a_view_says_what_was_refused_and_who_holds_the_vie
     a = tn.zeros(3)
     x = np.asarray(a)
     with pytest.raises(tn.LeaseConflict) as caught:
-        tn.push(tn.fill, tn.out(a), 1, on_conflict=on_conflict)
+        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict=on_conflict)
     rest = r" of shape \(3,\) and dtype float32: ordinary code holds a writable view of it, taken at "
     assert re.match(re.escape(begin) + rest, str(caught.value)), caught.value
     del x
@@ -522,7 +522,7 @@ def test_a_view_whose_place_is_not_found_leaves_all_ways_open(monkeypatch):
     hidden = np.empty(1, object)
     hidden[0] = np.asarray(a)
     with pytest.raises(tn.LeaseConflict) as caught:
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     message = str(caught.value)
     assert "It is kept by" not in message
     for way in ("a.drop_views()", "with a.write() as v:", "'wait'", "'ignore'"):
@@ -530,8 +530,8 @@ def test_a_view_whose_place_is_not_found_leaves_all_ways_open(monkeypatch):
     assert "'copy'" not in message  # the view writes
     hidden[0] = np.asarray(a.readonly())
     with pytest.raises(tn.LeaseConflict, match="on_conflict='copy'"):
-        tn.push(tn.fill, tn.out(a), 1)
-    tn.push(tn.fill, tn.out(a), 1, on_conflict="copy").wait()
+        tn.push(tn.fill, tn.overwrite(a), 1)
+    tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="copy").wait()
     assert a.tolist() == [1, 1, 1]
 
 
@@ -539,7 +539,7 @@ def test_an_argument_is_not_to_be_deleted_where_the_caller_has_it():
     a = tn.zeros(3)
 
     def step(batch):
-        tn.push(tn.fill, tn.out(a), batch.size)
+        tn.push(tn.fill, tn.overwrite(a), batch.size)
 
     x = np.asarray(a)
     with pytest.raises(tn.LeaseConflict) as caught:
@@ -555,7 +555,7 @@ def test_an_attribute_is_deleted_before_the_variable_that_leads_to_it():
     s, m = tn.zeros(3), Holder()
     m.w, m.views = s.numpy(), (s.numpy(),)
     with pytest.raises(tn.LeaseConflict, match=r"`del m\.w, m`"):
-        tn.push(np.copyto, tn.out(s), 1)
+        tn.push(np.copyto, tn.overwrite(s), 1)
 
 
 # A NumPy array that a native function is to write, and whether from_numpy() can take its memory over.

@@ -154,7 +154,7 @@ def test_the_version_stays_when_nothing_was_written():
     with a.write() as v:
         v[0] = 1
     assert a.version != last
-    op = tn.push(tn.fill, tn.out(a), 2)
+    op = tn.push(tn.fill, tn.overwrite(a), 2)
     a.wait_to_write()
     op.wait()
     written = a.version
@@ -167,7 +167,7 @@ def test_the_version_stays_when_a_lease_is_refused():
         raise ValueError("no data")
 
     a = tn.zeros(3)
-    op = tn.push(broken, tn.inout(a))
+    op = tn.push(broken, tn.write(a))
     assert op.exception() is not None
     failed = a.version
     with pytest.raises(tn.OpError):
@@ -308,7 +308,7 @@ def test_html_is_escaped_and_waits_for_nothing():
         begun.set()
         end.wait()
 
-    op = tn.push(slow, tn.out(a), name="<b>")
+    op = tn.push(slow, tn.overwrite(a), name="<b>")
     begun.wait()
     assert "pending: op &#x27;&lt;b&gt;&#x27;" in a._repr_html_()
     end.set()

@@ -211,7 +211,7 @@ def test_a_task_that_gives_up_before_it_is_told_of_its_grant_holds_nothing(n_can
     async def main():
         loop = asyncio.get_running_loop()
         lease = a.lease("w").detach()
-        tn.push(clear, tn.out(a), a.nbytes)
+        tn.push(clear, tn.overwrite(a), a.nbytes)
         waiting = asyncio.create_task(write())
         await until_waiting(a)
         with gil_kept(loop, monkeypatch):
@@ -277,7 +277,7 @@ def test_an_op_behind_the_task_s_own_block_is_told_not_awaited():
 
     async def main():
         async with a.write():
-            op = tn.push(tn.fill, tn.out(a), 1)
+            op = tn.push(tn.fill, tn.overwrite(a), 1)
             with pytest.raises(tn.DeadlockError):
                 await op
         await op
@@ -327,7 +327,7 @@ def test_a_task_and_a_thread_that_wait_for_each_other_are_told():
             thread = threading.Thread(target=hold_b, args=(is_held,))
             thread.start()
             is_held.wait()
-            op = tn.push(tn.fill, tn.out(b), 1)
+            op = tn.push(tn.fill, tn.overwrite(b), 1)
             try:
                 await op
             except tn.DeadlockError:
@@ -358,7 +358,7 @@ def test_an_await_that_was_cancelled_is_no_wait_any_more():
         second = asyncio.create_task(other(is_held, end))
         await is_held.wait()
         async with a.write():
-            op = tn.push(tn.fill, tn.out(b), 1)
+            op = tn.push(tn.fill, tn.overwrite(b), 1)
             asyncio.get_running_loop().call_later(0.01, asyncio.current_task().cancel)
             with pytest.raises(asyncio.CancelledError):
                 await op
@@ -381,12 +381,12 @@ def test_ops_are_awaited_under_every_engine(engine):
 
     async def main():
         async with a.write():
-            op = tn.push(add, tn.inout(a), 1)
+            op = tn.push(add, tn.write(a), 1)
             waiting = asyncio.ensure_future(_result(op))
             await asyncio.sleep(0.01)
             assert not op.done()
         assert await waiting == 1
-        ops = [tn.push(add, tn.inout(a), i) for i in range(20)]
+        ops = [tn.push(add, tn.write(a), i) for i in range(20)]
         assert await asyncio.gather(*ops) == list(range(20))
 
     with tn.set_engine(engine):
@@ -445,7 +445,7 @@ def test_a_long_wait_of_a_task_is_reported(monkeypatch, caplog):
 
     async def main():
         reader = asyncio.create_task(read())
-        op = tn.push(tn.fill, tn.out(a), 1)
+        op = tn.push(tn.fill, tn.overwrite(a), 1)
         waiting = asyncio.create_task(_result(op))
         while len(caplog.records) < 4:
             await asyncio.sleep(0.01)
@@ -470,7 +470,7 @@ def test_a_loop_that_is_closed_is_not_told():
         async def wait(op):
             await op
         loop = asyncio.new_event_loop()
-        op = tn.push(tn.fill, tn.out(a), 1)
+        op = tn.push(tn.fill, tn.overwrite(a), 1)
         tasks = [loop.create_task(wait(op)), loop.create_task(read())]
         loop.run_until_complete(asyncio.sleep(0.01))
         loop.close()

@@ -49,7 +49,7 @@ def test_a_failure_of_any_text_is_told(make, text):
     def body(x):
         raise error
 
-    op = tn.push(body, tn.inout(a))
+    op = tn.push(body, tn.write(a))
     assert text in str(op.exception())
     assert op.exception().__cause__ is error
     a.clear_error()
@@ -76,21 +76,21 @@ def test_a_lease_for_writing_that_an_exception_leaves_a_failure():
 
 def test_an_argument_that_is_read_and_overwritten_is_no_whole_overwrite():
     a = tn.full((4,), 1.0)
-    tn.push(fail, tn.inout(a)).exception()
+    tn.push(fail, tn.write(a)).exception()
     with pytest.raises(tn.OpError, match="this op fails"):
-        tn.push(plus_one, a, tn.out(a)).wait()
+        tn.push(plus_one, a, tn.overwrite(a)).wait()
     a[...] = 1
     reader = np.asarray(a.readonly())
     with pytest.raises(tn.LeaseConflict):
-        tn.push(plus_one, a, tn.out(a), on_conflict="copy")
+        tn.push(plus_one, a, tn.overwrite(a), on_conflict="copy")
     del reader
-    tn.push(plus_one, a, tn.out(a), on_conflict="copy").wait()
+    tn.push(plus_one, a, tn.overwrite(a), on_conflict="copy").wait()
     assert a.tolist() == [2, 2, 2, 2]
 
 
 def test_of_an_array_given_twice_the_unwrapped_one_is_read_only():
     a = tn.zeros(2)
-    flags = tn.push(lambda x, y: (x.flags.writeable, y.flags.writeable), a, tn.out(a)).result()
+    flags = tn.push(lambda x, y: (x.flags.writeable, y.flags.writeable), a, tn.overwrite(a)).result()
     assert flags == (False, True)
 
 
@@ -103,17 +103,17 @@ def test_a_native_function_reads_what_is_const_also_where_it_overwrites_the_same
     )
     plus = tn.c_function(native_library.compiled(source), "int plus(const double *s, double *d, size_t n)")
     a = tn.full((4,), 1.0, dtype="f8")
-    tn.push(fail, tn.inout(a)).exception()
+    tn.push(fail, tn.write(a)).exception()
     with pytest.raises(tn.OpError, match="this op fails"):
-        tn.push(plus, a, tn.out(a), 4).wait()
+        tn.push(plus, a, tn.overwrite(a), 4).wait()
     with pytest.raises(tn.OpError, match="this op fails"):
-        tn.push(plus, tn.out(a), tn.out(a), 4).wait()
+        tn.push(plus, tn.overwrite(a), tn.overwrite(a), 4).wait()
     a[...] = 1
     reader = np.asarray(a.readonly())
     with pytest.raises(tn.LeaseConflict):
-        tn.push(plus, a, tn.out(a), 4, on_conflict="copy")
+        tn.push(plus, a, tn.overwrite(a), 4, on_conflict="copy")
     del reader
-    tn.push(plus, a, tn.out(a), 4).wait()
+    tn.push(plus, a, tn.overwrite(a), 4).wait()
     assert a.tolist() == [2, 2, 2, 2]
 
 
@@ -142,7 +142,7 @@ def test_new_memory_is_another_s_only_with_the_op_that_fills_it(engine):
         try:
             for number in range(2, 300):
                 reader = np.asarray(a.readonly())
-                tn.push(tn.fill, tn.out(a), float(number), on_conflict="copy")
+                tn.push(tn.fill, tn.overwrite(a), float(number), on_conflict="copy")
                 del reader
         finally:
             end.set()
@@ -164,7 +164,7 @@ def test_between_any_two_lines_of_a_push_an_array_holds_a_value():
 
     sys.settrace(trace)
     try:
-        tn.push(tn.fill, tn.out(a), 2.0, on_conflict="copy")
+        tn.push(tn.fill, tn.overwrite(a), 2.0, on_conflict="copy")
     finally:
         sys.settrace(None)
     assert set(seen) == {1.0, 2.0}
@@ -186,7 +186,7 @@ def test_a_refused_copy_changes_nothing():
     address = a.data_ptr
     views = [np.asarray(a.readonly()), np.asarray(b)]
     with pytest.raises(tn.LeaseConflict):
-        tn.push(lambda x, y: None, tn.out(a), tn.inout(b), on_conflict="copy")
+        tn.push(lambda x, y: None, tn.overwrite(a), tn.write(b), on_conflict="copy")
     assert a.data_ptr == address
     del views
 
@@ -227,11 +227,11 @@ def of_cause(x):
 @pytest.mark.parametrize("body", [fail, of_missing_attribute, of_argument, of_part, of_group, of_cause])
 def test_what_a_failed_body_raised_keeps_no_memory(body):
     a = tn.zeros(3)
-    op = tn.push(body, tn.inout(a))
+    op = tn.push(body, tn.write(a))
     error = op.exception()
     assert error.__cause__ is not None
     assert a.leases() == []
-    tn.push(tn.fill, tn.out(a), 1).wait()
+    tn.push(tn.fill, tn.overwrite(a), 1).wait()
     assert all(np.size(value) == 0 for value in error.__cause__.args if isinstance(value, np.ndarray))
 
 
@@ -286,7 +286,7 @@ INTERRUPTED = """
             time.sleep(0.01)
 
     threading.Thread(target=interrupt).start()
-    op = tn.push(slow, tn.inout(a))
+    op = tn.push(slow, tn.write(a))
     try:
         {wait}
     except KeyboardInterrupt:
@@ -335,7 +335,7 @@ def test_a_search_of_another_thread_is_no_escape():
             with a.write() as v:
                 v[0] = 1
                 time.sleep(0.0002)
-                op = tn.push(lambda y: time.sleep(0.0002), tn.inout(a))
+                op = tn.push(lambda y: time.sleep(0.0002), tn.write(a))
             op.wait()
     finally:
         end.set()
@@ -371,11 +371,11 @@ def negate(source, *, out):
 
 
 OUTPUTS = {
-    "by place": lambda a, b: tn.push(np.negative, a, tn.out(b)),
-    "by name": lambda a, b: tn.push(np.negative, a, out=tn.out(b)),
-    "by name only": lambda a, b: tn.push(negate, a, out=tn.out(b)),
-    "in new memory": lambda a, b: tn.push(np.negative, a, out=tn.out(b), on_conflict="copy"),
-    "in the debug mode": lambda a, b: tn.push(np.negative, a, out=tn.out(b), on_conflict="ignore"),
+    "by place": lambda a, b: tn.push(np.negative, a, tn.overwrite(b)),
+    "by name": lambda a, b: tn.push(np.negative, a, out=tn.overwrite(b)),
+    "by name only": lambda a, b: tn.push(negate, a, out=tn.overwrite(b)),
+    "in new memory": lambda a, b: tn.push(np.negative, a, out=tn.overwrite(b), on_conflict="copy"),
+    "in the debug mode": lambda a, b: tn.push(np.negative, a, out=tn.overwrite(b), on_conflict="ignore"),
 }
 
 
@@ -390,12 +390,12 @@ def test_a_body_may_return_one_of_its_outputs(push, monkeypatch):
     if view is not None:
         assert view.tolist() == [0, 0, 0]
     del view
-    tn.push(tn.fill, tn.out(b), 2).wait()  # no view has stayed
+    tn.push(tn.fill, tn.overwrite(b), 2).wait()  # no view has stayed
 
 
 def test_a_body_may_return_several_outputs():
     a, whole, part = tn.full(2, 1.5), tn.zeros(2), tn.zeros(2)
-    result = tn.push(np.modf, a, tn.out(part), tn.out(whole)).result()
+    result = tn.push(np.modf, a, tn.overwrite(part), tn.overwrite(whole)).result()
     assert result[0] is part
     assert result[1] is whole
     assert (part.tolist(), whole.tolist()) == ([0.5, 0.5], [1, 1])
@@ -404,7 +404,7 @@ def test_a_body_may_return_several_outputs():
 def test_a_body_may_not_return_what_it_reads_or_a_part_of_an_output():
     a, b = tn.ones(3), tn.zeros(3)
     for function in (lambda x, y: x, lambda x, y: y[1:]):
-        assert isinstance(tn.push(function, a, tn.out(b)).exception().__cause__, tn.LeaseEscaped)
+        assert isinstance(tn.push(function, a, tn.overwrite(b)).exception().__cause__, tn.LeaseEscaped)
     b[...] = 0
 
 

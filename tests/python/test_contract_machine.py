@@ -467,7 +467,7 @@ class ContractMachine(RuleBasedStateMachine):
         self.count += 1
         salt, name = self.count, f"op{self.count}"
         wrapped = [
-            {"read": lambda a: a, "inout": tn.inout, "out": tn.out}[mode](a.real)
+            {"read": lambda a: a, "inout": tn.write, "out": tn.overwrite}[mode](a.real)
             for mode, a in zip(modes, chosen)
         ]
         options = {"on_conflict": policy}

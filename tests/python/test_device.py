@@ -145,7 +145,7 @@ def test_what_the_host_cannot_do_is_an_error_with_a_way_out():
             (lambda: tn.zeros(4, device=0), TypeError, "device"),
             (lambda: tn.zeros(4, device="cuda_host", shared=True), ValueError, "cannot be on cuda_host"),
             (lambda: tn.zeros(1 << 40, "u1", device="cuda"), MemoryError, "cuda:0"),
-            (lambda: tn.push(np.negative, a, out=tn.out(a)), TypeError, "tn.copy"),
+            (lambda: tn.push(np.negative, a, out=tn.overwrite(a)), TypeError, "tn.copy"),
         ]:
             try:
                 make()
@@ -198,10 +198,10 @@ def test_pushed_copies_run_in_order_by_events(seed):
         there = [tn.empty(n, "i4", f"cuda:{i % 2}") for i in range(4)]
         back = tn.empty(n, "i4", "cuda_host")
         for k in range(20):
-            tn.push(tn.copy, host[k % 3], tn.out(there[0]))
+            tn.push(tn.copy, host[k % 3], tn.overwrite(there[0]))
             for i in range(3):
-                tn.push(tn.copy, there[i], tn.out(there[i + 1]))
-            op = tn.push(tn.copy, there[3], tn.out(back))
+                tn.push(tn.copy, there[i], tn.overwrite(there[i + 1]))
+            op = tn.push(tn.copy, there[3], tn.overwrite(back))
             if k % 5 == 4:
                 op.wait()
                 values = set(back.numpy().tolist())
@@ -226,7 +226,7 @@ def test_a_consumer_on_a_stream_and_tenon_take_turns(seed):
         a = tn.zeros(n, "i4", "cuda")
         stream = Stream()
         for k in range(1, 8):
-            tn.push(tn.copy, tn.full(n, -k, "i4"), tn.out(a))
+            tn.push(tn.copy, tn.full(n, -k, "i4"), tn.overwrite(a))
             taken = dl.take(a.__dlpack__(stream=stream.handle, max_version=(1, 3)))
             assert taken.device == (2, 0)
             there = tn.empty(n, "i4", "cuda_host")
@@ -248,12 +248,12 @@ def test_a_tensor_that_lives_is_a_view():
         stream = Stream()
         taken = dl.take(a.__dlpack__(stream=stream.handle, max_version=(1, 3)))
         try:
-            tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a))
+            tn.push(tn.copy, tn.ones(8, "i4"), tn.overwrite(a))
         except tn.LeaseConflict as error:
             assert "taken at" in str(error)
         else:
             raise AssertionError
-        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a), on_conflict="wait")
+        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.overwrite(a), on_conflict="wait")
         stream.fill(taken, 5, 8)
         taken.release()
         op.wait()
@@ -363,8 +363,8 @@ def test_a_trace_shows_the_work_of_each_stream_in_its_order():
         host, there, back = tn.ones(n, "i4", "cuda_host"), tn.empty(n, "i4", "cuda"), tn.empty(n, "i4")
         with tn.trace(path):
             for _ in range(4):
-                tn.push(tn.copy, host, tn.out(there), name="up")
-                tn.push(tn.copy, there, tn.out(back), name="down")
+                tn.push(tn.copy, host, tn.overwrite(there), name="up")
+                tn.push(tn.copy, there, tn.overwrite(back), name="down")
             tn.waitall()
         events = json.loads(path.read_text())["traceEvents"]
         names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -412,7 +412,7 @@ def test_memory_of_the_host_is_pinned_where_it_lies_and_stays_shared():
             with tn.pinned(a, a[10:20]):                  # its memory is pinned once
                 assert registered() >= 12000 and a.data_ptr == address
                 driver.fake_cuda_reset_counts()
-                op = tn.push(tn.copy, a, tn.out(on_device))
+                op = tn.push(tn.copy, a, tn.overwrite(on_device))
             assert registered() == 0
             assert driver.fake_cuda_count(b"pageable") == 0 and driver.fake_cuda_count(b"copies.h2d") > 0
             op.wait()                                     # the op is done a moment after its memory is free
@@ -628,7 +628,7 @@ def test_leases_of_device_arrays_order_threads():
         a = tn.zeros(64, "i4", "cuda")
         with a.write() as v:
             assert v.device == "cuda:0" and v.writable
-            op = tn.push(tn.copy, tn.ones(64, "i4"), tn.out(a))
+            op = tn.push(tn.copy, tn.ones(64, "i4"), tn.overwrite(a))
             assert not op.done()
             v[...] = 3
             assert set(v.to("cpu").tolist()) == {3}
@@ -644,8 +644,8 @@ def test_a_copy_that_fails_leaves_no_value_until_it_is_overwritten():
         """
         a, b = tn.zeros(8, "i4", "cuda"), tn.zeros(8, "i4", "cuda")
         assert driver.fake_cuda_fail(b"cuMemcpyAsync", ctypes.c_uint64(1), 2) == 0
-        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a))
-        later = tn.push(tn.copy, a, tn.out(b))
+        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.overwrite(a))
+        later = tn.push(tn.copy, a, tn.overwrite(b))
         for failed in (op, later):
             assert "OUT_OF_MEMORY" in str(failed.exception()).upper(), failed.exception()
         try:
@@ -669,7 +669,7 @@ def test_a_forked_child_cannot_use_devices_and_can_end():
     run(
         """
         a = tn.zeros(8, "i4", "cuda")
-        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.out(a))
+        op = tn.push(tn.copy, tn.ones(8, "i4"), tn.overwrite(a))
         child = os.fork()
         if child == 0:
             try:
@@ -692,7 +692,7 @@ def test_a_program_ends_with_work_on_a_device():
         """
         arrays = [tn.zeros(1 << 12, "i4", "cuda") for _ in range(20)]
         for source, target in zip(arrays, arrays[1:]):
-            tn.push(tn.copy, source, tn.out(target))
+            tn.push(tn.copy, source, tn.overwrite(target))
         print("end")
         """
     )

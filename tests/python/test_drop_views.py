@@ -307,7 +307,7 @@ def say(value): print("ANSWER", json.dumps(value))
 
 def found(): return sorted(place.text for place in places(a))
 
-def can_push(): tn.push(tn.fill, tn.out(a), 1).wait(); return True
+def can_push(): tn.push(tn.fill, tn.overwrite(a), 1).wait(); return True
 
 a = tn.zeros(4)
 """

@@ -42,7 +42,7 @@ def test_ops_on_one_array_run_in_the_order_of_their_push():
         v[0] += 1
 
     for i in range(50):
-        tn.push(append, tn.inout(a), i)
+        tn.push(append, tn.write(a), i)
     tn.waitall()
     assert seen == [(i, i) for i in range(50)]
 
@@ -75,7 +75,7 @@ def test_a_result_is_what_the_function_returned():
 def test_arrays_that_are_read_are_read_only_in_the_body():
     a = tn.ones(2)
     assert tn.push(lambda x: x.flags.writeable, a).result() is False
-    assert tn.push(lambda x: x.flags.writeable, tn.inout(a)).result() is True
+    assert tn.push(lambda x: x.flags.writeable, tn.write(a)).result() is True
     assert tn.push(lambda x: x.flags.writeable, a, writes=[a]).result() is True
 
 
@@ -83,20 +83,20 @@ def test_methods_of_an_array_wait_for_what_was_pushed():
     a = tn.zeros(1000)
     gate = threading.Event()
     if tn._core.engine_name() == "pool":
-        tn.push(lambda x: (gate.wait(600), x.fill(7)), tn.out(a))
+        tn.push(lambda x: (gate.wait(600), x.fill(7)), tn.overwrite(a))
         threading.Timer(0.05, gate.set).start()
     else:
-        tn.push(lambda x: x.fill(7), tn.out(a))
+        tn.push(lambda x: x.fill(7), tn.overwrite(a))
     assert a[999].item() == 7
     a[...] = 1
-    tn.push(tn.fill, tn.inout(a), 2)
+    tn.push(tn.fill, tn.write(a), 2)
     assert np.asarray(a)[0] == 2
 
 
 def test_a_failure_is_sticky_until_the_array_is_overwritten():
     a, b = tn.zeros(2), tn.zeros(2)
-    op = tn.push(fail, tn.inout(a))
-    dependant = tn.push(tn.copy, a, tn.out(b))
+    op = tn.push(fail, tn.write(a))
+    dependant = tn.push(tn.copy, a, tn.overwrite(b))
     for _ in range(2):
         with pytest.raises(tn.OpError) as caught:
             dependant.wait()
@@ -109,15 +109,15 @@ def test_a_failure_is_sticky_until_the_array_is_overwritten():
         with pytest.raises(tn.OpError, match="this op fails"):
             use()
     a[...] = 1
-    tn.push(tn.copy, a, tn.out(b)).wait()
+    tn.push(tn.copy, a, tn.overwrite(b)).wait()
     assert b.tolist() == [1, 1]
 
 
 def test_waitall_raises_a_group_of_the_roots_once():
     a, b, c = tn.zeros(2), tn.zeros(2), tn.zeros(2)
-    tn.push(fail, tn.inout(a))
-    tn.push(fail, tn.inout(b))
-    tn.push(tn.copy, a, tn.out(c))
+    tn.push(fail, tn.write(a))
+    tn.push(fail, tn.write(b))
+    tn.push(tn.copy, a, tn.overwrite(c))
     with pytest.raises(ExceptionGroup) as caught:
         tn.waitall()
     assert len(caught.value.exceptions) == 2
@@ -137,7 +137,7 @@ def test_a_body_that_touches_what_it_has_not_declared_fails_and_says_so():
 
 def test_a_body_may_not_wait():
     a = tn.zeros(2)
-    other = tn.push(tn.fill, tn.out(tn.zeros(1)), 1)
+    other = tn.push(tn.fill, tn.overwrite(tn.zeros(1)), 1)
     other.wait()
     with pytest.raises(tn.OpError, match="may not wait"):
         tn.push(lambda x: tn.waitall(), a).wait()
@@ -147,7 +147,7 @@ def test_a_view_that_outlives_the_body_fails_the_op():
     a = tn.zeros(2)
     kept = []
     with pytest.raises(tn.OpError, match="lives on after it"):
-        tn.push(kept.append, tn.inout(a)).wait()
+        tn.push(kept.append, tn.write(a)).wait()
     kept.clear()
     a[...] = 0
 
@@ -164,7 +164,7 @@ def test_a_native_function_reads_what_is_const_and_writes_the_rest():
     with pytest.raises(tn.LeaseConflict):
         tn.push(scale, b, a, 8, 3.0)
     del held
-    tn.push(scale, b, tn.out(a), 8, 2.0).wait()
+    tn.push(scale, b, tn.overwrite(a), 8, 2.0).wait()
     assert a.tolist() == [6.0] * 8
 
 
@@ -172,8 +172,8 @@ def test_a_native_function_reads_what_is_const_and_writes_the_rest():
     ("arguments", "kind", "words"),
     [
         (lambda a: (3,), TypeError, "runs a function"),
-        (lambda a: (tn.fill, tn.out(np.zeros(3))), TypeError, "writes to an NDArray, not to ndarray"),
-        (lambda a: (tn.fill, tn.out(a.readonly()), 1), BufferError, "read-only"),
+        (lambda a: (tn.fill, tn.overwrite(np.zeros(3))), TypeError, "writes to an NDArray, not to ndarray"),
+        (lambda a: (tn.fill, tn.overwrite(a.readonly()), 1), BufferError, "read-only"),
     ],
 )
 def test_what_cannot_be_pushed_is_refused_at_once(arguments, kind, words):
@@ -181,9 +181,7 @@ def test_what_cannot_be_pushed_is_refused_at_once(arguments, kind, words):
     with pytest.raises(kind, match=words):
         tn.push(*arguments(a))
     with pytest.raises(ValueError, match="on_conflict"):
-        tn.push(tn.fill, tn.out(a), 1, on_conflict="perhaps")
-    with pytest.raises(ValueError, match="host"):
-        tn.push(tn.fill, tn.out(a), 1, host="busy")
+        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="perhaps")
 
 
 def test_ops_are_awaitable():
@@ -210,9 +208,9 @@ def test_random_programs_give_what_the_serial_order_gives():
     for i in range(200):
         a, b, c = (rng.randrange(8) for _ in range(3))
         serial[c] = (serial[a] * 31 + serial[b] * 17 + i) % 1_000_003
-        first = arrays[a] if a != c else tn.inout(arrays[a])
-        second = arrays[b] if b != c else tn.inout(arrays[b])
-        tn.push(mix, first, second, tn.inout(arrays[c]), i)
+        first = arrays[a] if a != c else tn.write(arrays[a])
+        second = arrays[b] if b != c else tn.write(arrays[b])
+        tn.push(mix, first, second, tn.write(arrays[c]), i)
     tn.waitall()
     assert [int(array[0]) for array in arrays] == serial, seed
 
@@ -225,7 +223,10 @@ def test_engines_are_named():
 def test_arrays_without_elements_are_uses_like_others():
     a, b = tn.zeros((0, 3)), tn.zeros(4)
     assert tn.push(lambda x: x.shape, a).result() == (0, 3)
-    assert tn.push(lambda x, y: (x.shape, y.shape), tn.out(b[2:2]), tn.inout(a)).result() == ((0,), (0, 3))
+    assert tn.push(lambda x, y: (x.shape, y.shape), tn.overwrite(b[2:2]), tn.write(a)).result() == (
+        (0,),
+        (0, 3),
+    )
 
 
 def test_a_lease_of_the_waiter_allows_nothing_to_a_body_that_it_runs():
@@ -240,7 +241,7 @@ def test_a_lease_that_a_body_keeps_fails_the_op():
     a = tn.zeros(3)
     kept = []
     with pytest.raises(tn.OpError, match="lives on after it"):
-        tn.push(lambda x: kept.append(a.lease("w")), tn.inout(a)).wait()
+        tn.push(lambda x: kept.append(a.lease("w")), tn.write(a)).wait()
     kept.pop().release()
     a[...] = 0
 
@@ -262,7 +263,7 @@ def test_a_wait_with_a_timeout_does_not_run_the_body(engine):
 
 def test_a_part_that_is_overwritten_holds_a_value_again():
     a = tn.zeros((3, 2))
-    tn.push(fail, tn.inout(a)).exception()
+    tn.push(fail, tn.write(a)).exception()
     a[1] = 1
     assert a[1].tolist() == [1, 1]
     with pytest.raises(tn.OpError):
@@ -310,7 +311,7 @@ def test_a_status_of_a_native_body_is_the_op_s_failure():
     assert caught.value.code == 42
     with pytest.raises(tn.OpError):
         a.tolist()
-    tn.push(fail_at, tn.out(a), 2, 0, 3, 42).wait()
+    tn.push(fail_at, tn.overwrite(a), 2, 0, 3, 42).wait()
     assert a.tolist() == [2]
 
 
@@ -336,9 +337,9 @@ def test_constants_of_a_native_function_are_uses_of_the_op():
     scale = native(
         "int scale(const float *source, float *destination, size_t n, float factor)", source=table, n=4
     )
-    tn.push(tn.fill, tn.out(table), 3)
+    tn.push(tn.fill, tn.overwrite(table), 3)
     tn.push(scale, result, 2.0)
-    tn.push(tn.fill, tn.out(table), 9)
+    tn.push(tn.fill, tn.overwrite(table), 9)
     assert result.tolist() == [6.0] * 4
 
 
@@ -361,7 +362,9 @@ def test_a_lone_thread_that_waits_behind_its_own_view_is_told(engine, in_a_proce
     def wait_behind_own_view():
         a, b = tn.zeros(3), tn.zeros(3)
         x = np.asarray(a)
-        op = tn.push(lambda v, w: (v.fill(1), w.fill(2)), tn.out(a), tn.out(b), on_conflict="wait")
+        op = tn.push(
+            lambda v, w: (v.fill(1), w.fill(2)), tn.overwrite(a), tn.overwrite(b), on_conflict="wait"
+        )
         for wait in (op.wait, b.tolist, tn.waitall, lambda: b.lease("r")):
             with pytest.raises(tn.DeadlockError, match=r"a writable view of it, taken at .*test_engine\.py"):
                 wait()
@@ -377,7 +380,9 @@ def test_waitall_sees_what_a_body_pushes_behind_the_caller_s_lease(engine):
         pytest.skip("the body would run in this thread")
     a, b = tn.zeros(3), tn.zeros(3)
     with a.write():
-        tn.push(lambda x: (time.sleep(0.05), tn.push(tn.fill, tn.out(a), 1)), tn.inout(b), name="pusher")
+        tn.push(
+            lambda x: (time.sleep(0.05), tn.push(tn.fill, tn.overwrite(a), 1)), tn.write(b), name="pusher"
+        )
         with pytest.raises(tn.DeadlockError):
             tn.waitall()
 
@@ -389,7 +394,7 @@ def test_a_wait_behind_a_view_in_a_dead_cycle_ends():
     gc.disable()
     try:
         del cycle
-        tn.push(tn.fill, tn.out(a), 1, on_conflict="wait", name="first").wait()
+        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="wait", name="first").wait()
     finally:
         gc.enable()
     assert a.tolist() == [1] * 3
@@ -408,7 +413,7 @@ def test_a_wait_behind_the_view_of_another_thread_waits_for_it(engine):
     thread = threading.Thread(target=look)
     thread.start()
     shown.wait()
-    op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
+    op = tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="wait")
     threading.Timer(0.2, seen.set).start()
     op.wait()
     thread.join()
@@ -422,9 +427,9 @@ def test_pushes_wait_when_ops_hold_too_much_memory(engine):
     gate = threading.Event()
     tn.set_engine_limits(nbytes=1 << 20)
     try:
-        tn.push(lambda v: gate.wait(600), tn.inout(a))
+        tn.push(lambda v: gate.wait(600), tn.write(a))
         threading.Timer(0.1, gate.set).start()
-        tn.push(tn.fill, tn.out(b), 1)
+        tn.push(tn.fill, tn.overwrite(b), 1)
         assert gate.is_set(), "the push waited"
         tn.waitall()
     finally:

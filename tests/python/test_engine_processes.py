@@ -26,7 +26,7 @@ def test_a_program_ends_with_queued_ops_and_live_views():
         a, b = tn.zeros(3), tn.zeros(3)
         x = np.asarray(b)
         lease = a.lease("w")
-        ops = [tn.push(tn.fill, tn.inout(a), i) for i in range(100)]
+        ops = [tn.push(tn.fill, tn.write(a), i) for i in range(100)]
         print("end", flush=True)
         begin = time.monotonic()
         import atexit
@@ -46,8 +46,8 @@ def test_a_forked_child_runs_ops_of_its_own_and_none_of_the_parent_s():
             entered.set()
             gate.wait()
             x += 1
-        op = tn.push(slow, tn.inout(a))
-        behind = tn.push(tn.fill, tn.inout(a), 5)
+        op = tn.push(slow, tn.write(a))
+        behind = tn.push(tn.fill, tn.write(a), 5)
         entered.wait()
         child = os.fork()
         if child == 0:
@@ -55,7 +55,7 @@ def test_a_forked_child_runs_ops_of_its_own_and_none_of_the_parent_s():
                 a.tolist()
             except tn.OpError as error:
                 print("process forked" in str(error), behind.done())
-            tn.push(tn.fill, tn.out(b), 2).wait()
+            tn.push(tn.fill, tn.overwrite(b), 2).wait()
             a[...] = 7
             print(a.tolist(), b.tolist(), flush=True)
             os._exit(0)
@@ -129,11 +129,11 @@ def test_an_engine_of_the_environment_that_does_not_exist_is_an_error_of_the_pus
         a = tn.zeros(3)
         for _ in range(2):
             try:
-                tn.push(tn.fill, tn.out(a), 1)
+                tn.push(tn.fill, tn.overwrite(a), 1)
             except ValueError as error:
                 print(error)
         tn.set_engine("inline")
-        tn.push(tn.fill, tn.out(a), 2).wait()
+        tn.push(tn.fill, tn.overwrite(a), 2).wait()
         print(a.tolist())
         """,
         TENON_ENGINE=name,
@@ -172,7 +172,7 @@ def test_ctrl_c_in_a_body_that_the_waiter_runs_reaches_the_waiter_and_fails_the_
             _thread.interrupt_main()
             while True:
                 pass
-        op = tn.push(interrupted, tn.out(a))
+        op = tn.push(interrupted, tn.overwrite(a))
         try:
             op.wait()
         except KeyboardInterrupt:
@@ -200,7 +200,7 @@ def test_ctrl_c_ends_every_wait_of_the_main_thread(wait):
         thread = threading.Thread(target=hold)
         thread.start()
         taken.wait()
-        op = tn.push(tn.fill, tn.inout(a), 1)
+        op = tn.push(tn.fill, tn.write(a), 1)
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             {wait}
@@ -250,7 +250,7 @@ def test_a_fork_waits_for_the_body_that_runs():
             entered.set()
             time.sleep(0.3)
             v[1] = 1
-        op = tn.push(two_halves, tn.inout(a))
+        op = tn.push(two_halves, tn.write(a))
         entered.wait()
         child = os.fork()
         if child == 0:
@@ -310,7 +310,7 @@ def test_a_refused_buffer_does_not_outlive_the_interpreter():
         a = tn.zeros(3)
         def fail(_):
             raise ValueError
-        tn.push(fail, tn.inout(a)).exception()
+        tn.push(fail, tn.write(a)).exception()
         try:
             memoryview(a)
         except tn.OpError:
@@ -378,7 +378,7 @@ def test_forks_beside_bodies_that_begin_and_end_do_not_hang():
         def push():
             while not is_over:
                 for array in a:
-                    tn.push(lambda x: x.fill(1), tn.inout(array)).wait()
+                    tn.push(lambda x: x.fill(1), tn.write(array)).wait()
         threads = [threading.Thread(target=push) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -787,10 +787,10 @@ def test_a_native_function_that_ends_its_thread_fails_a_call_and_an_op():
             ending(a, 5, 5)
         ending(a, 6, 5)
         assert a.tolist() == [6]
-        op = tn.push(ending, tn.out(a), 5, 5)
+        op = tn.push(ending, tn.overwrite(a), 5, 5)
         with pytest.raises(tn.OpError, match=r"pthread_exit"):
             op.wait()
-        tn.push(ending, tn.out(a), 7, 5).wait()
+        tn.push(ending, tn.overwrite(a), 7, 5).wait()
         assert a.tolist() == [7]
     with pytest.raises(ExceptionGroup):
         tn.waitall()

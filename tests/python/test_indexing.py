@@ -156,7 +156,7 @@ def test_arrays_select_from_arrays():
 
 def test_a_selection_waits_for_ops_and_writes_to_no_read_only_array():
     a = tn.zeros(4)
-    tn.push(tn.fill, tn.out(a), 3)
+    tn.push(tn.fill, tn.overwrite(a), 3)
     assert a[[0, 3]].tolist() == [3, 3]
     with pytest.raises(ValueError, match="read-only"):
         a.readonly()[[0]] = 1

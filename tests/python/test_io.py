@@ -329,7 +329,7 @@ def test_gathering_waits_for_ops_on_the_data():
         go.wait(600)
         v[...] = 3
 
-    op = tn.push(body, tn.inout(x))
+    op = tn.push(body, tn.write(x))
     started.wait(600)
     threading.Timer(0.1, go.set).start()
     assert next(iterator).data[0].tolist() == [3] * 4

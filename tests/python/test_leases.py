@@ -37,12 +37,12 @@ def test_a_push_that_conflicts_with_a_view_names_the_line_of_the_view():
     x = np.asarray(a)
     line = here(-1)
     with pytest.raises(tn.LeaseConflict) as caught:
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     assert line in str(caught.value)
     assert a.tolist() == [0] * 4
     assert [(h.kind, h.mode, h.site) for h in a.leases()] == [("view", "w", line)]
     del x, caught
-    tn.push(tn.fill, tn.out(a), 1).wait()
+    tn.push(tn.fill, tn.overwrite(a), 1).wait()
     assert a.tolist() == [1] * 4
 
 
@@ -60,7 +60,7 @@ def test_a_view_in_a_dead_cycle_is_in_nobody_s_way():
         cycle = [np.asarray(a)]
         cycle.append(cycle)
         del cycle
-        tn.push(tn.fill, tn.out(a), 2).wait()
+        tn.push(tn.fill, tn.overwrite(a), 2).wait()
     finally:
         gc.enable()
     assert a.tolist() == [2] * 4
@@ -73,7 +73,7 @@ def test_a_promise_that_views_stay_idle_lets_a_push_through():
             self.x = np.asarray(self.array)
 
         def fill(self, value):
-            tn.push(tn.fill, tn.out(self.array), value, on_conflict="ignore").wait()
+            tn.push(tn.fill, tn.overwrite(self.array), value, on_conflict="ignore").wait()
 
     recorder = Recorder()
     for value in range(5):
@@ -81,23 +81,10 @@ def test_a_promise_that_views_stay_idle_lets_a_push_through():
         assert recorder.x.tolist() == [value] * 3
 
 
-def test_the_former_name_of_the_promise_warns():
-    a = tn.zeros(3)
-    x = np.asarray(a)
-    with pytest.warns(DeprecationWarning, match="on_conflict='ignore'") as warned:
-        tn.push(tn.fill, tn.out(a), 3, host="idle").wait()
-    assert warned[0].filename == __file__
-    assert x.tolist() == [3] * 3
-    with pytest.raises(ValueError, match="host is 'busy'"):
-        tn.push(tn.fill, tn.out(a), 3, host="busy")
-    with pytest.raises(TypeError, match="its former name"):
-        tn.push(tn.fill, tn.out(a), 3, host="idle", on_conflict="copy")
-
-
 def test_an_op_that_may_wait_runs_when_the_view_is_gone():
     a = tn.zeros(3)
     x = np.asarray(a)
-    op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
+    op = tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="wait")
     with pytest.raises(TimeoutError):
         op.wait(0.01)
     assert x.tolist() == [0] * 3
@@ -134,7 +121,7 @@ def test_writing_under_a_lease_for_reading_is_refused():
 def test_work_pushed_during_a_block_runs_after_it():
     a = tn.zeros(4)
     with a.write() as v:
-        op = tn.push(tn.fill, tn.out(a), 9)
+        op = tn.push(tn.fill, tn.overwrite(a), 9)
         assert not op.done()
         v[:] = 1
     op.wait()
@@ -144,7 +131,7 @@ def test_work_pushed_during_a_block_runs_after_it():
 def test_waiting_for_work_behind_ones_own_block_is_a_deadlock_within_10_ms():
     a = tn.zeros(4)
     with a.write():
-        op = tn.push(tn.fill, tn.out(a), 9)
+        op = tn.push(tn.fill, tn.overwrite(a), 9)
         seconds = [1.0]
         while min(seconds) >= 0.01:  # other processes may take the core away from some of them
             begin = time.perf_counter()
@@ -188,12 +175,12 @@ def test_what_only_the_block_s_frame_names_is_empty_after_it():
         img = v[2]
         part = img[1:]
         first = v[0, 0]
-        op = tn.push(tn.fill, tn.out(m), 4)
+        op = tn.push(tn.fill, tn.overwrite(m), 4)
     op.wait()
     assert [x.shape for x in (v, row, img, part)] == [(0, 2), (0,), (0,), (0,)]
     assert first == 1
     assert m.leases() == []
-    tn.push(tn.fill, tn.out(m), 5).wait()
+    tn.push(tn.fill, tn.overwrite(m), 5).wait()
     assert m.tolist() == [[5, 5]] * 3
 
 
@@ -202,7 +189,7 @@ def test_a_tensor_that_is_gone_at_the_end_of_a_block_is_no_escape():
     m = tn.zeros((3, 2))
     with m.write() as v:
         torch.from_numpy(v).fill_(3)
-        op = tn.push(tn.fill, tn.out(m), 4)
+        op = tn.push(tn.fill, tn.overwrite(m), 4)
     op.wait()
     assert m.leases() == []
 
@@ -212,7 +199,7 @@ def test_a_debugger_that_looks_at_the_variables_is_no_escape():
     with m.write() as v:
         row = v[1]
         looked_at = sys._getframe().f_locals
-        op = tn.push(tn.fill, tn.out(m), 4)
+        op = tn.push(tn.fill, tn.overwrite(m), 4)
     op.wait()
     assert row.shape == (0,)
     del looked_at
@@ -223,7 +210,7 @@ def test_work_behind_a_block_waits_for_a_view_that_outlives_it():
     kept = []
     with m.write() as v:
         kept.append(v[0])
-        op = tn.push(tn.fill, tn.out(m), 4)
+        op = tn.push(tn.fill, tn.overwrite(m), 4)
     assert kept[0].shape == (2,)
     assert not op.done()
     kept.clear()
@@ -237,9 +224,9 @@ def test_a_view_that_escapes_is_an_ordinary_view_where_nothing_waits():
         kept.append(v[0])
     assert [h.kind for h in m.leases()] == ["view"]
     with pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(m), 4)
+        tn.push(tn.fill, tn.overwrite(m), 4)
     kept.clear()
-    tn.push(tn.fill, tn.out(m), 4).wait()
+    tn.push(tn.fill, tn.overwrite(m), 4).wait()
 
 
 def test_an_escape_does_not_replace_an_exception_in_flight():
@@ -247,7 +234,7 @@ def test_an_escape_does_not_replace_an_exception_in_flight():
     kept = []
     with pytest.raises(KeyError), m.write() as v:
         kept.append(v[:2])
-        tn.push(tn.fill, tn.out(m), 4)
+        tn.push(tn.fill, tn.overwrite(m), 4)
         raise KeyError
     kept.clear()
 
@@ -389,12 +376,12 @@ def test_the_original_of_a_lent_array_is_a_view_while_somebody_else_holds_it():
     x = np.zeros(4)
     a = tn.from_numpy(x)
     with pytest.raises(tn.LeaseConflict, match=r"`del x`.*mode="):
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     assert tn.push(lambda v: float(v.sum()), a).result() == 0
-    tn.push(tn.fill, tn.out(a), 2, on_conflict="ignore").wait()
+    tn.push(tn.fill, tn.overwrite(a), 2, on_conflict="ignore").wait()
     assert x.tolist() == [2] * 4
     del x
-    tn.push(tn.fill, tn.out(a), 1)
+    tn.push(tn.fill, tn.overwrite(a), 1)
     assert np.asarray(a).tolist() == [1] * 4
 
 
@@ -404,7 +391,7 @@ def test_the_original_of_an_array_that_both_may_write_conflicts_with_reads_too()
     with pytest.raises(tn.LeaseConflict, match="reads memory of a NumPy array"):
         tn.push(lambda v: None, a)
     del x
-    tn.push(tn.fill, tn.out(a), 3).wait()
+    tn.push(tn.fill, tn.overwrite(a), 3).wait()
     assert b.tolist() == [3] * 4
 
 
@@ -412,16 +399,16 @@ def test_a_writable_base_of_the_original_conflicts_as_well():
     base = np.zeros(8)
     a = tn.from_numpy(base[2:6])
     with pytest.raises(tn.LeaseConflict, match="a base of it"):
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     del base
-    tn.push(tn.fill, tn.out(a), 1).wait()
+    tn.push(tn.fill, tn.overwrite(a), 1).wait()
 
 
 def test_a_moved_array_is_in_nobody_s_way():
     x = np.zeros(4)
     a = tn.from_numpy(x, mode="move")
     del x
-    tn.push(tn.fill, tn.out(a), 1).wait()
+    tn.push(tn.fill, tn.overwrite(a), 1).wait()
     assert a.tolist() == [1] * 4
 
 
@@ -440,7 +427,7 @@ def test_a_c_library_writes_in_a_block_while_another_thread_pushes_ops():
         for i in range(40):
             tn.push(look, a)
             if i % 10 == 0:
-                tn.push(tn.fill, tn.out(a), -1).wait()
+                tn.push(tn.fill, tn.overwrite(a), -1).wait()
 
     thread = threading.Thread(target=push)
     thread.start()

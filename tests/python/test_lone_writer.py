@@ -135,8 +135,8 @@ def test_a_call_takes_all_of_its_arrays_at_once():
 
     threads = [Other(lambda: add(a, b)), Other(lambda: add(b, a))]
     for _ in range(300):
-        tn.push(tn.fill, tn.out(a), 0)
-        tn.push(lambda x, y: None, tn.inout(b), tn.inout(a)).wait()
+        tn.push(tn.fill, tn.overwrite(a), 0)
+        tn.push(lambda x, y: None, tn.write(b), tn.write(a)).wait()
     stop.set()
     for thread in threads:
         thread.value()
@@ -306,11 +306,11 @@ def test_a_view_of_a_dead_cycle_keeps_nobody_waiting():
 def test_a_push_against_a_bound_view_raises_and_one_from_the_block_waits():
     a = tn.zeros(8, "i8")
     lease = a.lease("w")
-    op = tn.push(tn.fill, tn.out(a), 9)
+    op = tn.push(tn.fill, tn.overwrite(a), 9)
     view = np.asarray(a)
     lease.release()
     with pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     assert a.tolist() == [0] * 8  # before the op
     with pytest.raises(tn.DeadlockError):
         op.wait()

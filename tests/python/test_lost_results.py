@@ -35,6 +35,7 @@ LOST = [
     pytest.param(lambda x, o: [x * 2], id="list"),
     pytest.param(lambda x, o: (x * 2).astype("f8"), id="another dtype"),
     pytest.param(writes_too, id="writes too"),
+    pytest.param(lambda x, o: tn.array(x), id="of Tenon"),
     pytest.param(Doubles().method, id="method"),
 ]
 

@@ -49,7 +49,7 @@ def test_an_operator_in_place_under_a_lease_for_reading_is_a_conflict():
 
 def test_a_refused_buffer_keeps_no_variables():
     a, b = tn.zeros(3), tn.zeros(3)
-    tn.push(broken, tn.inout(a)).exception()
+    tn.push(broken, tn.write(a)).exception()
 
     def look():
         other = np.asarray(b)
@@ -59,7 +59,7 @@ def test_a_refused_buffer_keeps_no_variables():
     with pytest.raises(tn.OpError):
         look()
     try:
-        tn.push(tn.fill, tn.out(b), 1).wait()
+        tn.push(tn.fill, tn.overwrite(b), 1).wait()
     finally:
         memoryview(tn.zeros(1)).release()
         with pytest.raises(ExceptionGroup):
@@ -70,7 +70,7 @@ def test_a_view_that_outlives_its_block_is_no_escape_where_work_waits_for_anothe
     a = tn.zeros((4, 2))
     kept = []
     x = np.asarray(a[2])
-    tn.push(tn.fill, tn.out(a[2]), 1, on_conflict="wait")
+    tn.push(tn.fill, tn.overwrite(a[2]), 1, on_conflict="wait")
     try:
         with a[0].read() as v:
             kept.append(v[:1])

@@ -410,7 +410,7 @@ def test_a_view_of_an_array_on_loan_does_not_keep_that_from_ops():
     a = tn.from_numpy(x)
     part = tn.from_numpy(x[1:])
     del x
-    tn.push(tn.fill, tn.out(a), 3).wait()
+    tn.push(tn.fill, tn.overwrite(a), 3).wait()
     assert part.tolist() == [3] * 7
 
 
@@ -694,7 +694,7 @@ def test_cast_reads_and_writes_shared_arrays_without_a_lease():
     x = np.zeros(3)
     tn.cast(b, x)
     assert x.tolist() == [4, 5, 6]
-    tn.push(tn.cast, a, tn.out(b)).wait()
+    tn.push(tn.cast, a, tn.overwrite(b)).wait()
     assert b.tolist() == [1, 2, 3]
 
 
@@ -720,7 +720,7 @@ def test_methods_wait_for_ops_and_are_refused_in_bodies_that_do_not_name_the_arr
         assert may_end.wait(60)
         x[...] = 7
 
-    tn.push(write, tn.out(a))
+    tn.push(write, tn.overwrite(a))
     threading.Timer(0.05, may_end.set).start()
     assert call(a) == 7
     error = tn.push(lambda x: call(a), tn.zeros(1)).exception()

@@ -46,7 +46,7 @@ def test_a_move_takes_the_memory_and_leaves_an_array_that_says_where_it_went():
         lambda: a.data_ptr,
         lambda: a.__setitem__(..., 1),
         lambda: a.lease("r"),
-        lambda: tn.push(tn.fill, tn.out(a), 1),
+        lambda: tn.push(tn.fill, tn.overwrite(a), 1),
         lambda: tn.push(np.sum, part),
         a.wait_to_read,
         lambda: a + 1,
@@ -111,7 +111,7 @@ def test_a_move_inside_of_a_lease_is_refused():
 def test_a_move_waits_for_ops_that_were_pushed_before():
     a = tn.zeros(3)
     gate = threading.Event()
-    op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.out(a))
+    op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.overwrite(a))
     threading.Timer(0.05, gate.set).start()
     x = a.move_to_numpy()
     assert x.tolist() == [7, 7, 7]
@@ -135,7 +135,7 @@ def test_a_read_only_array_moves_read_only_and_a_failed_one_not_at_all():
     def fail(_):
         raise ValueError("no data")
 
-    tn.push(fail, tn.inout(a))
+    tn.push(fail, tn.write(a))
     with pytest.raises(tn.OpError, match="no data"):
         a.move_to_numpy()
     with pytest.raises(ExceptionGroup):
@@ -150,7 +150,7 @@ def test_a_block_with_an_array_waits_and_gives_the_memory_back():
     with tn.from_numpy(x) as a:
         assert not x.flags.writeable
         gate = threading.Event()
-        op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.out(a), on_conflict="ignore")
+        op = tn.push(lambda v: (gate.wait(600), v.fill(7)), tn.overwrite(a), on_conflict="ignore")
         threading.Timer(0.05, gate.set).start()
     assert x.flags.writeable and x.tolist() == [7, 7, 7]
     op.wait()
@@ -210,7 +210,7 @@ def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_
     del held
     other = tn.zeros(3)
     with other.write():
-        tn.push(lambda v, w: None, tn.inout(a), tn.inout(other), on_conflict="ignore")
+        tn.push(lambda v, w: None, tn.write(a), tn.write(other), on_conflict="ignore")
         with pytest.raises(tn.DeadlockError), a:
             pass
         with pytest.raises(KeyError), a:
@@ -221,7 +221,7 @@ def test_the_end_of_a_block_with_an_array_tells_of_views_and_failures_but_hides_
         raise ValueError("no data")
 
     with pytest.raises(tn.OpError, match="no data"), a:
-        tn.push(fail, tn.inout(a), on_conflict="ignore")
+        tn.push(fail, tn.write(a), on_conflict="ignore")
     assert x.flags.writeable
     with pytest.raises(ExceptionGroup):
         tn.waitall()
@@ -234,7 +234,7 @@ def test_the_debug_mode_finds_a_broken_promise(monkeypatch, is_native):
     a, b = tn.zeros(3), tn.zeros(3)
     held = np.asarray(a)
     lease = b.lease("w").detach()
-    arguments = (clear, tn.out(a), 12) if is_native else (tn.fill, tn.out(a), 0)
+    arguments = (clear, tn.overwrite(a), 12) if is_native else (tn.fill, tn.overwrite(a), 0)
     broken = tn.push(*arguments, on_conflict="ignore", reads=[b])
     held[0] = 5
     lease.release()
@@ -253,12 +253,12 @@ def test_copy_on_conflict_leaves_the_old_values_to_their_readers():
     a = tn.array([1.0, 2.0])
     reader = np.asarray(a.readonly())
     with pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(a), 5)
-    tn.push(tn.fill, tn.out(a), 5, on_conflict="copy").wait()
+        tn.push(tn.fill, tn.overwrite(a), 5)
+    tn.push(tn.fill, tn.overwrite(a), 5, on_conflict="copy").wait()
     assert a.tolist() == [5, 5]
     assert reader.tolist() == [1, 2]
     address = a.data_ptr
-    tn.push(tn.fill, tn.out(a), 6, on_conflict="copy").wait()
+    tn.push(tn.fill, tn.overwrite(a), 6, on_conflict="copy").wait()
     assert a.data_ptr == address, "nobody reads the present version: it is overwritten in place"
 
 
@@ -267,7 +267,7 @@ def test_copy_on_conflict_keeps_each_version_for_its_own_readers():
     a = tn.zeros(1000)
     kept = []
     for i in range(20):
-        tn.push(tn.fill, tn.out(a), i, on_conflict="copy")
+        tn.push(tn.fill, tn.overwrite(a), i, on_conflict="copy")
         kept.append(np.asarray(a.readonly()))
     tn.waitall()
     assert [version[999] for version in kept] == list(range(20))
@@ -276,9 +276,9 @@ def test_copy_on_conflict_keeps_each_version_for_its_own_readers():
 def test_ops_that_were_pushed_before_use_the_version_of_their_push():
     a, b = tn.ones(3), tn.zeros(3)
     gate = threading.Event()
-    first = tn.push(lambda v, w: (gate.wait(600), w.__setitem__(..., v)), a, tn.out(b))
+    first = tn.push(lambda v, w: (gate.wait(600), w.__setitem__(..., v)), a, tn.overwrite(b))
     reader = np.asarray(a.readonly())
-    tn.push(tn.fill, tn.out(a), 8, on_conflict="copy").wait()
+    tn.push(tn.fill, tn.overwrite(a), 8, on_conflict="copy").wait()
     gate.set()
     first.wait()
     assert (a.tolist(), b.tolist(), reader.tolist()) == ([8] * 3, [1] * 3, [1] * 3)
@@ -289,7 +289,7 @@ def test_copy_on_conflict_gives_a_moved_array_no_new_memory():
     moved.move_to_numpy()
     lent = tn.from_numpy(x, mode="readonly")
     with pytest.raises(tn.MovedError):  # after the conflict with x
-        tn.push(lambda v, w: None, tn.out(lent), tn.out(moved), on_conflict="copy")
+        tn.push(lambda v, w: None, tn.overwrite(lent), tn.overwrite(moved), on_conflict="copy")
     with pytest.raises(tn.MovedError):
         moved.tolist()
 
@@ -299,14 +299,14 @@ def test_copy_on_conflict_is_for_whole_overwrites_beside_readers_only():
     address = a.data_ptr
     reader = np.asarray(a.readonly())
     with pytest.raises(tn.LeaseConflict):
-        tn.push(lambda v: None, tn.inout(a), on_conflict="copy")
+        tn.push(lambda v: None, tn.write(a), on_conflict="copy")
     with pytest.raises(ValueError, match="a part of"):
-        tn.push(tn.fill, tn.out(a[:2]), 1, on_conflict="copy")
+        tn.push(tn.fill, tn.overwrite(a[:2]), 1, on_conflict="copy")
     writer = np.asarray(b)
     with pytest.raises(tn.LeaseConflict, match="writable view"):
-        tn.push(tn.fill, tn.out(b), 1, on_conflict="copy")
+        tn.push(tn.fill, tn.overwrite(b), 1, on_conflict="copy")
     with pytest.raises(tn.LeaseConflict):  # a is fine, b is not: nothing has happened to either
-        tn.push(lambda v, w: None, tn.out(a), tn.out(b), on_conflict="copy")
+        tn.push(lambda v, w: None, tn.overwrite(a), tn.overwrite(b), on_conflict="copy")
     assert a.data_ptr == address
     assert (reader.tolist(), writer.tolist()) == ([1] * 4, [1] * 4)
 
@@ -315,7 +315,7 @@ def test_buffers_of_an_array_that_got_new_memory_keep_their_shape():
     a = tn.zeros((3, 4))
     views = [memoryview(a.readonly()) for _ in range(3)]
     old = memoryview(a.readonly())
-    tn.push(tn.fill, tn.out(a), 2, on_conflict="copy").wait()
+    tn.push(tn.fill, tn.overwrite(a), 2, on_conflict="copy").wait()
     del a
     gc.collect()
     assert old.shape == (3, 4) and old.strides == (16, 4)
@@ -325,7 +325,7 @@ def test_buffers_of_an_array_that_got_new_memory_keep_their_shape():
 def test_the_original_of_from_numpy_keeps_the_old_version():
     x = np.ones(3)
     a = tn.from_numpy(x)
-    tn.push(tn.fill, tn.out(a), 4, on_conflict="copy").wait()
+    tn.push(tn.fill, tn.overwrite(a), 4, on_conflict="copy").wait()
     assert a.tolist() == [4, 4, 4]
     assert x.tolist() == [1, 1, 1]
     assert x.flags.writeable, "nobody borrows it any more"
@@ -362,7 +362,7 @@ def test_copy_on_conflict_beside_a_reader_collects_nothing():
     with counted_collections() as collections:
         for i in range(3):
             reader = np.asarray(a.readonly())
-            tn.push(tn.fill, tn.out(a), i + 1, on_conflict="copy").wait()
+            tn.push(tn.fill, tn.overwrite(a), i + 1, on_conflict="copy").wait()
             assert reader.tolist() == [i] * 3
     assert collections == []
 
@@ -371,7 +371,7 @@ def test_a_push_without_a_conflict_collects_nothing():
     a = tn.zeros(3)
     with counted_collections() as collections:
         for policy in ("raise", "wait", "copy"):
-            tn.push(tn.fill, tn.out(a), 1, on_conflict=policy).wait()
+            tn.push(tn.fill, tn.overwrite(a), 1, on_conflict=policy).wait()
     assert collections == []
 
 
@@ -381,7 +381,7 @@ def test_a_push_collects_the_young_generations_first_and_all_before_it_raises(po
     hidden = np.array([None])  # the collector does not know what it refers to
     hidden[0] = np.asarray(a)
     with counted_collections() as collections, pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(a), 1, on_conflict=policy)
+        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict=policy)
     assert collections == [1, 2]
     assert hidden[0].tolist() == [0, 0, 0]
 
@@ -402,7 +402,7 @@ gc.callbacks.append(lambda phase, info: phase == "start" and collections.append(
 def refused(a, policy="raise", on=""):
     collections.clear()
     try:
-        tn.push(tn.fill, tn.out(a), 1, on_conflict=policy).wait()
+        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict=policy).wait()
     except tn.LeaseConflict as conflict:
         assert on in str(conflict), conflict
         return collections[:]
@@ -500,7 +500,7 @@ def test_a_view_in_a_dead_cycle_is_no_conflict_whatever_its_age(policy, is_old):
             gc.collect()
             collections.clear()
         del cycle
-        tn.push(tn.fill, tn.out(a), 1, on_conflict=policy).wait()
+        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict=policy).wait()
     assert collections == ([1, 2] if is_old else [1])
     assert (a.tolist(), a.data_ptr) == ([1, 1, 1], address)
 
@@ -510,7 +510,7 @@ def test_a_block_collects_nothing_and_a_wait_behind_its_dead_views_ends(is_old):
     a = tn.zeros(3)
     gc.collect()
     with counted_collections() as collections, a.write() as v:
-        op = tn.push(tn.fill, tn.out(a), 1)
+        op = tn.push(tn.fill, tn.overwrite(a), 1)
         cycle = DeadCycle(v[1:])
         if is_old:
             gc.collect()
@@ -527,14 +527,14 @@ def test_a_block_collects_nothing_and_a_wait_behind_its_dead_views_ends(is_old):
 def test_an_unchecked_array_waits_for_nobody_and_nobody_for_it():
     a = tn.zeros(3)
     gate = threading.Event()
-    op = tn.push(lambda v: gate.wait(600), tn.inout(a))
+    op = tn.push(lambda v: gate.wait(600), tn.write(a))
     free = a.unchecked()
     free[...] = 3
     assert np.asarray(free).tolist() == [3, 3, 3]
     held = np.asarray(free)
     gate.set()
     op.wait()
-    tn.push(tn.fill, tn.out(a), 4).wait()
+    tn.push(tn.fill, tn.overwrite(a), 4).wait()
     assert held.tolist() == [4, 4, 4]
     address = a.data_ptr
     del a
@@ -568,7 +568,7 @@ def test_repr_never_waits_and_says_why_there_are_no_elements():
         gate.wait(600)
         v.fill(2)
 
-    op = tn.push(slow, tn.out(a), name="decode")
+    op = tn.push(slow, tn.overwrite(a), name="decode")
     entered.wait()
     assert repr(a) == "<tenon.NDArray of shape (3,), dtype=float32, pending: op 'decode'>"
     gate.set()
@@ -595,7 +595,7 @@ def test_repr_never_waits_and_says_why_there_are_no_elements():
     def broken(_):
         raise RuntimeError("no")
 
-    tn.push(broken, tn.inout(a)).exception()
+    tn.push(broken, tn.write(a)).exception()
     assert repr(a) == "<tenon.NDArray of shape (3,), dtype=float32, failed: op 'broken'>"
     a[...] = 0
     with pytest.raises(ExceptionGroup):

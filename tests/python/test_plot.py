@@ -77,7 +77,7 @@ def test_a_trace_of_a_feed_and_ops_has_its_lanes(tmp_path):
     with tn.trace(run):
         with tn.Feed(fill, tn.schema(data=("f4", (4,))), batches=20, slots=3) as feed:
             for batch in feed:
-                tn.push(tn.copy, batch.data[:3], tn.inout(a[0]), name="step").wait()
+                tn.push(tn.copy, batch.data[:3], tn.write(a[0]), name="step").wait()
         with a.read():
             pass
     done = subprocess.run(

@@ -345,7 +345,7 @@ def test_an_ended_array_is_no_view_whatever_names_it(body, shared):
     assert views_of(a) == []
     if not a.shared:
         assert kept[0].base is None
-        tn.push(tn.fill, tn.out(a), 2).wait()
+        tn.push(tn.fill, tn.overwrite(a), 2).wait()
     write_in_another_thread(a)
     with pytest.raises(TypeError, match="ended with its block"):
         kept[0] + 1
@@ -483,9 +483,9 @@ def test_a_push_looks_again_at_arrays_that_had_exports():
     with a.write() as held["v"]:
         held["t"] = torch.from_numpy(held["v"])
     with pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     del held["t"]
-    tn.push(tn.fill, tn.out(a), 1).wait()
+    tn.push(tn.fill, tn.overwrite(a), 1).wait()
 
 
 def test_an_array_that_another_thread_computes_with_keeps_its_memory():
@@ -713,7 +713,7 @@ def test_who_would_wait_for_a_view_is_told_on_what_it_hangs(how, in_a_process_wi
     def wait_for_own_view():
         a = tn.ones(4)
         view = np.asarray(a)
-        op = tn.push(tn.fill, tn.out(a), 1, on_conflict="wait")
+        op = tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="wait")
         calls = {"write": lambda: a.write().__enter__(), "lease": lambda: a.lease("w")}
         with pytest.raises(tn.DeadlockError, match=r"it is kept by: variable `view` of .*wait_for_own_view"):
             calls[how]()

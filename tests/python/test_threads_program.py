@@ -107,7 +107,7 @@ class Driver:
     def push_write(self):
         i, a = self.any()
         policy = self.random.choice(("raise", "raise", "wait"))
-        op = tn.push(count_up, tn.inout(a), on_conflict=policy)
+        op = tn.push(count_up, tn.write(a), on_conflict=policy)
         self.pending.append((op, i))
 
     def push_read(self):

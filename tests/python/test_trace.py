@@ -101,8 +101,8 @@ def test_an_op_has_its_name_arrays_site_and_times(path):
     a, b = tn.zeros((3, 4), "float32"), tn.zeros(5, "int64")
     gate = threading.Event()
     with tn.trace(path):
-        first = tn.push(lambda x: gate.wait(600), tn.inout(a), name="first")
-        second = tn.push(tn.copy, a[0, :1], tn.out(b[:1]), name="second")
+        first = tn.push(lambda x: gate.wait(600), tn.write(a), name="first")
+        second = tn.push(tn.copy, a[0, :1], tn.overwrite(b[:1]), name="second")
         site = line_here(-1)
         assert not second.done()
         gate.set()
@@ -132,7 +132,7 @@ def test_ops_on_one_array_do_not_overlap_and_those_on_others_are_all_there(path)
     arrays = [tn.zeros(10, "float32") for _ in range(3)]
     with tn.trace(path) as t:
         for i in range(300):
-            tn.push(tn.fill, tn.inout(arrays[i % 3]), i, name=f"on {i % 3}")
+            tn.push(tn.fill, tn.write(arrays[i % 3]), i, name=f"on {i % 3}")
         tn.waitall()
     trace = Trace(path)
     for i in range(3):
@@ -149,8 +149,8 @@ def test_an_op_that_fails_is_marked_and_so_is_what_it_spoils(path):
         raise KeyError("no such thing")
 
     with tn.trace(path):
-        tn.push(bad, tn.inout(a))
-        tn.push(tn.copy, a, tn.out(b), name="after it")
+        tn.push(bad, tn.write(a))
+        tn.push(tn.copy, a, tn.overwrite(b), name="after it")
         with pytest.raises(ExceptionGroup):
             tn.waitall()
     trace = Trace(path)
@@ -165,7 +165,7 @@ def test_a_push_that_is_refused_leaves_nothing(path):
     a = tn.zeros(3, "float32")
     view = a.numpy()
     with tn.trace(path) as t, pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(a), 1)
+        tn.push(tn.fill, tn.overwrite(a), 1)
     assert t.events == 0
     assert not Trace(path).slices("op")
     del view
@@ -175,7 +175,7 @@ def test_a_lease_has_its_wait_its_time_and_the_line_that_took_it(path):
     a = tn.zeros((2, 3), "float32")
     gate = threading.Event()
     with tn.trace(path):
-        tn.push(lambda x: gate.wait(600), tn.inout(a), name="before")
+        tn.push(lambda x: gate.wait(600), tn.write(a), name="before")
         Other(lambda: (until(lambda: is_awaited(a, "lease"), "no lease waits"), gate.set()))
         with a.write() as v:
             site = line_here(-1)
@@ -219,8 +219,8 @@ def test_waits_of_threads_say_for_what(path):
 
     def wait_and_open(i, wait, seconds):
         gate = threading.Event()
-        tn.push(lambda x: gate.wait(600), tn.inout(a), name=f"op {i}").done()
-        op = tn.push(tn.fill, tn.inout(a), 0, name=f"behind {i}")
+        tn.push(lambda x: gate.wait(600), tn.write(a), name=f"op {i}").done()
+        op = tn.push(tn.fill, tn.write(a), 0, name=f"behind {i}")
         threading.Timer(seconds, gate.set).start()
         wait(op)
 
@@ -321,8 +321,8 @@ def test_what_is_unfinished_lasts_to_the_end(path):
         gate.wait(600)
 
     with tn.trace(path):
-        tn.push(body, tn.inout(a))
-        tn.push(tn.fill, tn.inout(a), 0, name="behind")
+        tn.push(body, tn.write(a))
+        tn.push(tn.fill, tn.write(a), 0, name="behind")
         began.wait(600)
     gate.set()
     tn.waitall()
@@ -337,7 +337,7 @@ def test_a_full_trace_keeps_the_first_and_counts_the_others(path, caplog):
     a = tn.zeros(3, "float32")
     with caplog.at_level(logging.WARNING, "tenon"), tn.trace(path, capacity=10) as t:
         for i in range(50):
-            tn.push(tn.fill, tn.inout(a), i, name=f"op {i}").wait()
+            tn.push(tn.fill, tn.write(a), i, name=f"op {i}").wait()
     assert t.events == 10 and t.lost >= 40
     trace = Trace(path)
     assert trace.document["otherData"]["lost"] == t.lost
@@ -391,7 +391,7 @@ def test_a_trace_that_runs_at_the_exit_is_written(path):
         "import sys, tenon as tn\n"
         "t = tn.trace(sys.argv[1])\n"
         "a = tn.zeros(3, 'float32')\n"
-        "tn.push(tn.fill, tn.out(a), 1, name='last').wait()\n",
+        "tn.push(tn.fill, tn.overwrite(a), 1, name='last').wait()\n",
         path,
     )
     (op,) = Trace(path).slices("op")
@@ -403,12 +403,12 @@ def test_a_forked_child_has_no_trace(path):
         "import os, sys, tenon as tn\n"
         "a = tn.zeros(3, 'float32')\n"
         "with tn.trace(sys.argv[1]) as t:\n"
-        "    tn.push(tn.fill, tn.out(a), 1, name='in the parent').wait()\n"
+        "    tn.push(tn.fill, tn.overwrite(a), 1, name='in the parent').wait()\n"
         "    if (child := os.fork()) == 0:\n"
-        "        tn.push(tn.fill, tn.out(a), 2, name='in the child').wait()\n"
+        "        tn.push(tn.fill, tn.overwrite(a), 2, name='in the child').wait()\n"
         "        t.stop()\n"
         "        with tn.trace(sys.argv[1] + '.child'):\n"
-        "            tn.push(tn.fill, tn.out(a), 2, name='its own').wait()\n"
+        "            tn.push(tn.fill, tn.overwrite(a), 2, name='its own').wait()\n"
         "        os._exit(0)\n"
         "    assert os.waitpid(child, 0)[1] == 0\n"
         "assert t.events >= 1\n",
@@ -425,7 +425,7 @@ def test_threads_may_work_while_traces_begin_and_end(path):
 
     def work(array):
         while not is_over.is_set():
-            tn.push(tn.fill, tn.out(array), 1).wait()
+            tn.push(tn.fill, tn.overwrite(array), 1).wait()
             with array.read():
                 pass
 

@@ -111,7 +111,7 @@ def test_an_interrupt_of_a_body_in_the_main_thread_is_raised_there_and_not_logge
 
 def test_memory_without_a_value_keeps_the_failure_from_being_logged(log):
     a = tn.zeros(3)
-    del_op = failed(tn.inout(a))
+    del_op = failed(tn.write(a))
     del del_op
     gc.collect()
     assert log.unseen() == []
@@ -122,14 +122,14 @@ def test_memory_without_a_value_keeps_the_failure_from_being_logged(log):
 
 def test_a_full_overwrite_of_what_nobody_has_seen_logs_it(log):
     a = tn.zeros(3)
-    failed(tn.inout(a))
+    failed(tn.write(a))
     a[...] = 1
     until(log.unseen, "it was not logged")
 
 
 def test_ops_that_were_skipped_are_not_logged_beside_their_cause(log):
     a, b = tn.zeros(3), tn.zeros(3)
-    ops = [failed(tn.inout(a)), tn.push(np.copyto, tn.out(b), a), tn.push(broken, b)]
+    ops = [failed(tn.write(a)), tn.push(np.copyto, tn.overwrite(b), a), tn.push(broken, b)]
     until(lambda: all(op.done() for op in ops))
     ops.clear()
     del a, b
@@ -182,7 +182,7 @@ SIGHTS = {
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_a_failure_that_was_raised_is_not_logged(log, sight):
     a = tn.zeros(3)
-    op = failed(tn.inout(a))
+    op = failed(tn.write(a))
     SIGHTS[sight](op, a)
     del op, a
     gc.collect()
@@ -243,8 +243,8 @@ def test_a_program_that_ends_logs_each_unseen_failure_once():
         import tenon as tn
         a, b = tn.zeros(3), tn.zeros(3)
         def broken(x): raise RuntimeError("no data")
-        op = tn.push(broken, tn.inout(a))
-        seen = tn.push(broken, tn.inout(b), name="seen")
+        op = tn.push(broken, tn.write(a))
+        seen = tn.push(broken, tn.write(b), name="seen")
         seen.exception()
     """)
     assert result.stderr.count(PHRASE) == 1, result.stderr
@@ -271,12 +271,12 @@ def test_a_forked_child_does_not_log_the_failures_of_its_parent():
         import tenon as tn
         def broken(x): raise RuntimeError("no data")
         a, b = tn.zeros(3), tn.zeros(3)
-        op = tn.push(broken, tn.inout(a))
+        op = tn.push(broken, tn.write(a))
         while not op.done(): pass
         child = os.fork()
         if child == 0:
             del op, a
-            own = tn.push(broken, tn.inout(b), name="own")
+            own = tn.push(broken, tn.write(b), name="own")
             sys.exit()
         os.waitpid(child, 0)
     """)
@@ -350,7 +350,7 @@ def _push_later():
 
 def test_a_forked_child_does_not_take_the_failures_of_its_parent():
     a = tn.zeros(2)
-    op = failed(tn.out(a))
+    op = failed(tn.overwrite(a))
     until(op.done)
     child = os.fork()
     if child == 0:

@@ -31,7 +31,7 @@ def test_a_conflict_names_the_variable_and_the_ways_out():
     x = np.asarray(a)[1:]
     other = np.asarray(b.readonly())
     with pytest.raises(tn.LeaseConflict) as caught:
-        tn.push(tn.copy, b, tn.out(a))
+        tn.push(tn.copy, b, tn.overwrite(a))
     message = str(caught.value)
     assert message.startswith("cannot push an op on the array of shape (4,)")
     assert f"ago. It is kept by: variable `x` of {here(-3)}. To go on: drop it (`del x`); or " in message
@@ -40,7 +40,7 @@ def test_a_conflict_names_the_variable_and_the_ways_out():
     assert "drop_views" not in message  # nothing that it would clear
     assert "other" not in message
     del x, caught
-    tn.push(tn.copy, b, tn.out(a)).wait()
+    tn.push(tn.copy, b, tn.overwrite(a)).wait()
     assert other.tolist() == a.tolist()
 
 
@@ -85,7 +85,7 @@ def test_a_conflict_that_new_memory_does_not_end_names_the_variable():
     a = tn.zeros(4)
     x = np.asarray(a)
     with pytest.raises(tn.LeaseConflict, match=r"It is kept by: variable `x` of "):
-        tn.push(tn.fill, tn.inout(a), 1, on_conflict="copy")
+        tn.push(tn.fill, tn.write(a), 1, on_conflict="copy")
     assert x.tolist() == [0] * 4
 
 

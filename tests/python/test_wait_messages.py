@@ -64,7 +64,7 @@ class Holder:
             self._hold()
 
     def op(self):
-        op = tn.push(lambda x: self.may_end.wait(SECONDS) and None, tn.inout(self._array), name="slow")
+        op = tn.push(lambda x: self.may_end.wait(SECONDS) and None, tn.write(self._array), name="slow")
         while not any(holder.is_granted for holder in self._array.leases()):
             time.sleep(0.001)
         self._hold()
@@ -106,7 +106,7 @@ def _block(a):
 
 
 def _push(a):
-    return tn.push(tn.fill, tn.out(a), 1, on_conflict="wait", name="waits")
+    return tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="wait", name="waits")
 
 
 async def _async_block(a):
@@ -291,8 +291,8 @@ def test_a_thread_for_which_the_block_waits_is_told_the_way_out(reports):
 def test_a_wait_behind_an_op_names_whom_the_op_waits_for(many_workers):
     a, b = tn.zeros(8), tn.zeros(8)
     holder = Holder("kept_view", a)
-    first = tn.push(lambda x, y: None, tn.inout(a), tn.inout(b), on_conflict="wait")
-    second = tn.push(tn.fill, tn.out(b), 1)
+    first = tn.push(lambda x, y: None, tn.write(a), tn.write(b), on_conflict="wait")
+    second = tn.push(tn.fill, tn.overwrite(b), 1)
     try:
         with pytest.raises(TimeoutError) as caught:
             second.wait(0.01)

@@ -12,7 +12,7 @@ def texts(array, thorough=False):
 
 
 def fill(array):
-    tn.push(tn.fill, tn.out(array), 1).wait()
+    tn.push(tn.fill, tn.overwrite(array), 1).wait()
 
 
 def here(offset=0):

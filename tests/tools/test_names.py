@@ -44,11 +44,6 @@ def test_names_of_python_are_in_the_package(name):
         thing = getattr(thing, part)
 
 
-def test_old_names_are_the_same_things():
-    assert (tn.inout, tn.out, tn.waitall) == (tn.write, tn.overwrite, tn.wait_all)
-    assert re.search(r"uint32_t revoke\(.*return revoke_handles", CPP)
-
-
 def test_uses_of_an_op_have_the_words_of_cpp():
     a, b = tn.ones(3), tn.zeros(3)
 

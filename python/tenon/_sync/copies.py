@@ -9,7 +9,7 @@ from .._core import NDArray
 
 
 def copy(source: Any, destination: Any) -> None:
-    """``destination[...] = source``: called, or pushed as ``push(copy, a, out(b))``."""
+    """``destination[...] = source``: called, or pushed as ``push(copy, a, overwrite(b))``."""
     destination[...] = source
 
 

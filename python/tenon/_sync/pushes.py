@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -41,7 +40,6 @@ def push(
     overwrites: Iterable[NDArray] = (),
     name: str | None = None,
     on_conflict: Literal["raise", "wait", "copy", "ignore"] = "raise",
-    host: Literal["idle"] | None = None,
     **keywords: Any,
 ) -> Op[_T]:
     """Queues a function; a thread of the engine runs it when all of its arrays are available.
@@ -74,17 +72,16 @@ def push(
         view in a dead reference cycle that was not collected yet counts as a reader. 'ignore': you promise
         not to use such views before the op is done. With ``TENON_DEBUG=1`` in the environment the op fails if
         the memory was written between its push and its start.
-    host : {'idle'}, optional
-        Deprecated: the former name of ``on_conflict="ignore"``.
 
     Returns
     -------
     Op
         Its result is what the function returned. If that is an array that the function got to write, alone or
-        in a tuple, the result has the NDArray of the caller: ``push(np.negative, a, out(b)).result() is b``.
-        The op fails with TypeError if the function returns a generator or a coroutine, or an array of the
-        shape of an argument that it was to `overwrite`, and its code never uses that parameter:
-        ``push(lambda x, o: x * 2, a, out(b))``. A parameter whose name begins with ``_`` need not be used.
+        in a tuple, the result has the NDArray of the caller:
+        ``push(np.negative, a, overwrite(b)).result() is b``.
+        The op fails with TypeError if the function returns a generator or a coroutine, or if a function in
+        Python returns a new array of the shape of an argument that it was to `overwrite`:
+        ``push(lambda x, o: x * 2, a, overwrite(b))``. A parameter whose name begins with ``_`` is exempt.
 
     Raises
     ------
@@ -98,15 +95,6 @@ def push(
     ValueError, TypeError, BufferError
         Invalid arguments.
     """
-    if host is not None:
-        if host != "idle":
-            raise ValueError(f"host is {host!r}: it must be 'idle' or None")
-        if on_conflict != "raise":
-            raise TypeError(
-                f"on_conflict is {on_conflict!r}, and host, its former name, is {host!r}: pass one"
-            )
-        warnings.warn("push(host='idle') is now push(on_conflict='ignore')", DeprecationWarning, 2)
-        on_conflict = "ignore"
     check_policy(on_conflict, ("raise", "wait", "copy", "ignore"))
     work = Work(fn, list(args), keywords, Uses(reads, writes, overwrites), name, _POLICIES[on_conflict])
     return submitted(_submit_or_copy if on_conflict == "copy" else Work.submit, work)

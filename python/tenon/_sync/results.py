@@ -51,18 +51,22 @@ def _shape(value: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _address(array: Any) -> int:
-    """Of the first element; -1: not known."""
+def _address(array: Any) -> int | None:
+    """Of the first element; None: not known."""
     try:
-        return int(array.data_ptr() if hasattr(array, "data_ptr") else array.__array_interface__["data"][0])
+        address = array.data_ptr if hasattr(array, "data_ptr") else array.__array_interface__["data"][0]
+        return int(address() if callable(address) else address)
     except Exception:  # of a library without addresses
-        return -1
+        return None
 
 
 def _lies_in(value: Any, outputs: Sequence[Any]) -> bool:
     """Whether its first element is in the memory of one of them."""
     start = _address(value)
-    return any(_address(array) <= start < _address(array) + array.nbytes for array in outputs)
+    if start is None:
+        return False
+    starts = [(_address(array), array.nbytes) for array in outputs]
+    return any(first is not None and first <= start < first + nbytes for first, nbytes in starts)
 
 
 def _parameter(function: Callable[..., Any], i: int, keyword: int, keywords: Sequence[str]) -> str | None:

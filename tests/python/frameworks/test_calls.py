@@ -193,9 +193,9 @@ def test_an_arrow_array_is_a_view_that_reads():
     array = pa.array(a)
     assert [(holder.kind, holder.mode) for holder in a.leases()] == [("view", "r")]
     with pytest.raises(tn.LeaseConflict):
-        tn.push(tn.fill, tn.out(a), 2)
+        tn.push(tn.fill, tn.overwrite(a), 2)
     del array
-    tn.push(tn.fill, tn.out(a), 2).wait()
+    tn.push(tn.fill, tn.overwrite(a), 2).wait()
     assert pa.array(a.readonly()).to_pylist() == [2, 2, 2]
 
 

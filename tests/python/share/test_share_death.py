@@ -144,7 +144,7 @@ def test_who_ends_in_order_gives_its_leases_back(a):
 def test_an_op_that_comes_first_fails_with_what_happened():
     a, b = tn.zeros(4, "int32", shared=True), tn.zeros(4, "int32")
     pid = killed_in("lease = a.lease('w')", a=a)
-    op = tn.push(tn.copy, a, tn.out(b))
+    op = tn.push(tn.copy, a, tn.overwrite(b))
     with pytest.raises(tn.OpError, match=f"process {pid} died while it was writing"):
         op.wait(SECONDS)
     with pytest.raises(tn.OpError):
@@ -168,7 +168,7 @@ def test_an_overwrite_of_a_part_heals_that_part(a):
 def test_a_whole_overwrite_heals_without_being_told():
     for overwrite in (
         lambda a: a.__setitem__(..., 5),
-        lambda a: tn.push(tn.fill, tn.out(a), 5).wait(),
+        lambda a: tn.push(tn.fill, tn.overwrite(a), 5).wait(),
         lambda a: write_all(a, 5),
     ):
         a = tn.zeros(4, "int32", shared=True)

@@ -58,7 +58,7 @@ def test_a_forked_child_uses_the_arrays_that_it_inherits():
             with a.write() as v:
                 v[...] = 1
             a[0] = 2
-            tn.push(tn.fill, tn.inout(a[1:2]), 3).wait()
+            tn.push(tn.fill, tn.write(a[1:2]), 3).wait()
         print(child_of(work), a.tolist())
         del a
         b = tn.zeros(4, "int32", shared=True)
@@ -386,7 +386,7 @@ def test_the_interpreter_ends_in_every_way_with_arrays_and_leases(way):
         a = tn.zeros(3, "int32", shared=True)
         lease = a.lease("w")
         v = np.asarray(a)
-        op = tn.push(tn.fill, tn.inout(tn.zeros(3, shared=True)), 1)
+        op = tn.push(tn.fill, tn.write(tn.zeros(3, shared=True)), 1)
         {way}
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS)

@@ -168,9 +168,9 @@ def test_any_number_of_ops_may_wait_for_shared_arrays(other):
     n = 1000
     arrays = [tn.zeros(3, "int32", shared=True) for _ in range(n)]
     other.ask("kept = [a[0].lease('w') for a in arrays]", arrays=arrays[:50])
-    ops = [tn.push(tn.fill, tn.out(a), i) for i, a in enumerate(arrays)]
+    ops = [tn.push(tn.fill, tn.overwrite(a), i) for i, a in enumerate(arrays)]
     for i in range(n - 3):
-        ops.append(tn.push(add_up, arrays[i], arrays[i + 1], arrays[i + 2], tn.out(arrays[i + 3])))
+        ops.append(tn.push(add_up, arrays[i], arrays[i + 1], arrays[i + 2], tn.overwrite(arrays[i + 3])))
     other.ask("[lease.release() for lease in kept]")
     for op in ops:
         op.wait(SECONDS)

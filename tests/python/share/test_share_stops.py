@@ -87,8 +87,8 @@ async def lease_of(array):
 @pytest.mark.parametrize("way", ["op", "op behind an op", "all ops", "task", "lease of a task"])
 def test_a_wait_without_a_limit_names_the_stopped_process(way, held, other, caplog):
     private = tn.zeros(3)
-    first = tn.push(lambda x, y: None, held, tn.inout(private))
-    second = tn.push(tn.fill, tn.out(private), 1)
+    first = tn.push(lambda x, y: None, held, tn.write(private))
+    second = tn.push(tn.fill, tn.overwrite(private), 1)
     waits = {
         "op": first.wait,
         "op behind an op": second.wait,
@@ -111,8 +111,8 @@ def test_a_wait_without_a_limit_names_the_stopped_process(way, held, other, capl
 
 def test_a_wait_with_a_limit_names_the_stopped_process(held, other):
     private = tn.zeros(3)
-    first = tn.push(lambda x, y: None, held, tn.inout(private))
-    second = tn.push(tn.fill, tn.out(private), 1)
+    first = tn.push(lambda x, y: None, held, tn.write(private))
+    second = tn.push(tn.fill, tn.overwrite(private), 1)
     wanted = rf"process {other.pid} \(.*\), which is stopped, that holds it for writing"
     for wait in (first.wait, second.wait, second.result, tn.waitall, private.wait_to_read):
         with pytest.raises(TimeoutError, match=wanted):
@@ -126,7 +126,7 @@ def test_a_wait_with_a_limit_names_the_stopped_process(held, other):
 
 @pytest.mark.parametrize("way", ["op", "all ops"])
 def test_ctrl_c_ends_a_wait_without_a_limit(way, held, other):
-    op = tn.push(tn.fill, tn.out(held), 1)
+    op = tn.push(tn.fill, tn.overwrite(held), 1)
     with ctrl_c_soon():
         op.wait() if way == "op" else tn.waitall()
     assert not op.done()

@@ -36,7 +36,7 @@ def add_in_turn(array, n, way):
                 seen = v.copy()
                 v[...] = seen + 1
         elif way == "op":
-            tn.push(add_one, tn.inout(array)).wait()
+            tn.push(add_one, tn.write(array)).wait()
         elif way == "lease":
             lease = array.lease("w")
             np.add(array, 1, out=np.asarray(array))
@@ -126,7 +126,7 @@ def test_writers_of_different_rows_are_there_together(other):
         ("list(a)[2].item()", 7),
         ("a.astype('float32').tolist()", [7, 7, 7]),
         ("b = tn.zeros(3, 'int32'); a.copyto(b)", None),
-        ("tn.push(tn.fill, tn.out(a), 1).wait()", None),
+        ("tn.push(tn.fill, tn.overwrite(a), 1).wait()", None),
         ("tn.push(lambda x: x.tolist(), a).result()", [7, 7, 7]),
         ("a.lease('r').release()", None),
         ("(lambda b: b.__enter__().tolist())(a.read())", [7, 7, 7]),
@@ -146,8 +146,8 @@ def test_everything_that_needs_the_elements_waits_for_their_writer(code, answer,
 def test_ops_are_pushed_at_once_and_run_in_turn(other):
     a = tn.zeros(3, "int32", shared=True)
     other.ask("lease = a.lease('w')", a=a)
-    ops = [tn.push(add_one, tn.inout(a)) for _ in range(20)]
-    native = tn.push(tn.fill, tn.inout(a), 3)
+    ops = [tn.push(add_one, tn.write(a)) for _ in range(20)]
+    native = tn.push(tn.fill, tn.write(a), 3)
     assert not any(op.done() for op in ops)
     other.ask("np.asarray(a)[...] = 100")
     other.ask("lease.release()")
@@ -160,7 +160,7 @@ def test_an_op_on_two_arrays_passes_both(other):
     a, b = tn.zeros(3, shared=True), tn.zeros(3, shared=True)
     for held in (a, b):
         other.ask("lease = held.lease('w')", held=held)
-        op = tn.push(add_two, tn.inout(a), tn.inout(b))
+        op = tn.push(add_two, tn.write(a), tn.write(b))
         time.sleep(0.05)
         assert not op.done()
         other.ask("lease.release()")
@@ -189,7 +189,7 @@ def test_native_functions_of_two_processes_take_turns(other, tmp_path):
     code = """
 f = tn.c_function(library, "int add_slowly(int64_t *data, size_t n)")
 for _ in range(30):
-    tn.push(f, tn.inout(a), a.size).wait()
+    tn.push(f, tn.write(a), a.size).wait()
     f(a, a.size)
 """
     a = tn.zeros(1000, "int64", shared=True)
@@ -488,7 +488,7 @@ def work(seed):
     rng = random.Random(seed)
     for _ in range(100):
         i, k = rng.sample(range(len(arrays)), 2)
-        tn.push(add_two, tn.inout(arrays[i]), tn.inout(arrays[k])).wait()
+        tn.push(add_two, tn.write(arrays[i]), tn.write(arrays[k])).wait()
 threads = [threading.Thread(target=work, args=(seed + i,)) for i in range(3)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

@@ -174,7 +174,7 @@ def test_a_tensor_that_is_made_once_is_filled_again_and_again(a, other):
             other.start("tn.set_lock_timeout(None)\na[...] = 100", a=a)
             assert other.is_busy()
     assert a.tolist() == [[19] * 3] * 2
-    tn.push(tn.fill, tn.inout(a), 20, on_conflict="ignore").wait(20)
+    tn.push(tn.fill, tn.write(a), 20, on_conflict="ignore").wait(20)
     assert tensor.sum().item() == 120
     del tensor
     other.answer()

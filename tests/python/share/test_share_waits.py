@@ -79,15 +79,15 @@ async def _async_block(a):
 
 
 async def _await(a):
-    await tn.push(tn.fill, tn.out(a), 1)
+    await tn.push(tn.fill, tn.overwrite(a), 1)
 
 
 WAITS = {
     "lease": lambda a: a.lease("r").release(),
     "block": _block,
     "call": lambda a: a.tolist(),
-    "op": lambda a: tn.push(tn.fill, tn.out(a), 1).wait(),
-    "op that nobody waits for": lambda a: tn.push(tn.fill, tn.out(a), 1) and None,
+    "op": lambda a: tn.push(tn.fill, tn.overwrite(a), 1).wait(),
+    "op that nobody waits for": lambda a: tn.push(tn.fill, tn.overwrite(a), 1) and None,
     "async block": lambda a: asyncio.run(_async_block(a)),
     "await": lambda a: asyncio.run(_await(a)),
 }
@@ -193,7 +193,7 @@ HOLDS = {
         f"a lease for writing, taken at <told>:1 by thread NUMBER; its view {hangs_on('v')}",
     ),
     "op": (
-        "end = threading.Event(); op = tn.push(lambda x: end.wait(60) and None, tn.inout(a), name='slow')",
+        "end = threading.Event(); op = tn.push(lambda x: end.wait(60) and None, tn.write(a), name='slow')",
         "the op 'slow' that writes it, pushed at <told>:1 by thread NUMBER",
     ),
 }
@@ -224,7 +224,7 @@ def test_who_waits_for_another_process_is_told_what_holds_the_memory_there(kind,
     expected = text.replace("NUMBER", str(other.ask("number")))
     told = until_it_is_told(lambda: a.lease("w", timeout=1.5), expected)
     assert f"process {other.pid} (" in told and "that holds it for writing since" in told
-    op = tn.push(tn.fill, tn.out(a), 1)
+    op = tn.push(tn.fill, tn.overwrite(a), 1)
     told = until_it_is_told(lambda: op.wait(1.5), expected)
     assert f"process {other.pid} (" in told
     other.ask(ENDS[kind])
