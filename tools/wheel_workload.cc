@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of C programs for whose counts the wheel is optimized (wheel_profile.py): leases, ops, recordings
-// and items of a channel.
+// The calls of C programs for whose counts the wheel is optimized (wheel_profile.py): leases, ops and
+// items of a channel.
 #include <tenon/channel.hpp>
 #include <tenon/engine.hpp>
 
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int kOps = 100'000;
-constexpr int kRecorded = 1'000;
+constexpr int kArrays = 1'000;
 
 std::mt19937 random_numbers(1);
 
@@ -52,19 +52,9 @@ void push(const std::vector<Uses>& bodies) {
   tenon::call(tenon_wait_all, -1);
 }
 
-void replay(const std::vector<Uses>& bodies, int n_replays) {
-  const tenon::Recording recording;
-  const tenon_work work = body();
-  for (const Uses& uses : bodies) {
-    tenon::call(tenon_recording_push, recording.get(), &work, static_cast<int32_t>(uses.size()), uses.data());
-  }
-  for (int i = 0; i < n_replays; ++i) (void)recording.replay();
-  tenon::call(tenon_wait_all, -1);
-}
-
 void run_ops() {
   std::vector<tenon::Array> arrays;
-  for (int i = 0; i < kRecorded; ++i) arrays.push_back(tenon::Array::zeros({8}, tenon::dtype_of<float>()));
+  for (int i = 0; i < kArrays; ++i) arrays.push_back(tenon::Array::zeros({8}, tenon::dtype_of<float>()));
   const std::vector<tenon::Array> some(arrays.begin(), arrays.begin() + 64);
   std::array<std::vector<Uses>, 3> kinds;  // independent, a chain, reads and writes at random
   for (const tenon::Array& array : arrays) {
@@ -78,8 +68,6 @@ void run_ops() {
       for (tenon_use& use : uses) use.flags = TENON_BORROWED;
     }
     push(bodies);
-    replay(bodies, kOps / kRecorded);
-    for (int i = 0; i < kOps / kRecorded; ++i) replay(bodies, 1);
   }
 }
 

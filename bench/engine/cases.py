@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from . import native
 
 POOL, INLINE, BUSY = "Tenon, pool", "Tenon, inline", "Tenon, its worker busy"
-MANY, REPLAY = "Tenon, pushed together", "Tenon, replayed"
 EXECUTOR = "Tenon's executor alone"
 
 CASES = {
@@ -23,8 +22,6 @@ LEGEND = {
     POOL: "the default executor, through the C ABI; the arrays are borrowed",
     INLINE: "the same, each op run by the push that makes it ready: no other thread",
     BUSY: "the pool with one worker that another op keeps, so that a thread that waits for an op runs it",
-    MANY: "each 1,024 ops are recorded and replayed once as one op; recording them is timed",
-    REPLAY: "a recording of 1,024 ops is replayed again and again; recording them is not timed",
     EXECUTOR: "tasks that lie ready, posted to the pool: no dependencies, no memory taken",
     "layer on ...": "the least that puts dependencies on an executor that knows none (`native/layer.h`)",
     "OpenMP depend": "tasks of libgomp; not a peer of the goals: the thread that pushes runs ops too, each "
@@ -66,8 +63,6 @@ def contenders(case):
     for name in native.CONTENDERS:
         if name == BUSY and case != native.TRIP:
             continue
-        if name in (MANY, REPLAY) and case in TRIPS:
-            continue
         if name == EXECUTOR and case not in WITHOUT_DEPENDENCIES:
             continue
         for workers in workers_of(name):
@@ -102,12 +97,6 @@ GOALS = [
     Goal("independent", native.INDEPENDENT, peers=(EXECUTOR,), ratio=1.05),
     Goal("chain", native.CHAIN, peers=layers(), ratio=2.0),
     Goal("2 reads + 1 write", native.READS_WRITE, peers=layers(), ratio=2.0),
-    Goal("independent, together", native.INDEPENDENT, contender=MANY, peers=layers(), ratio=0.4),
-    Goal("chain, together", native.CHAIN, contender=MANY, peers=layers(), ratio=0.4),
-    Goal("2 reads + 1 write, together", native.READS_WRITE, contender=MANY, peers=layers(), ratio=0.4),
-    Goal("independent, replayed", native.INDEPENDENT, contender=REPLAY, ns=25),
-    Goal("chain, replayed", native.CHAIN, contender=REPLAY, ns=25),
-    Goal("2 reads + 1 write, replayed", native.READS_WRITE, contender=REPLAY, ns=25),
     Goal("push + wait", native.TRIP, ns=1000),
     Goal("push + wait, run by the waiting thread", native.TRIP, contender=BUSY, ns=200),
 ]

@@ -502,8 +502,7 @@ typedef struct tenon_op tenon_op;
 typedef struct tenon_failure tenon_failure;
 
 /* The use of an array by an op. The op keeps the array alive. With TENON_BORROWED (since 0.6) it does not:
- * the caller must keep a reference until the op is done. A recording keeps borrowed arrays, too, and
- * tenon_call_begin takes none. */
+ * the caller must keep a reference until the op is done. tenon_call_begin takes none. */
 typedef struct tenon_use {
   tenon_array* array;
   int32_t access; /* TENON_READ, TENON_WRITE */
@@ -535,8 +534,7 @@ typedef struct tenon_work {
 enum tenon_work_flags {
   /* The body acquires the lock of a language. A thread of the engine acquires it before it begins the body,
    * by the hook `enter`. Until then, a thread that waits for the op, and that may have the lock, can run the
-   * body itself. The op of a replay is such an op if one of its bodies needs the lock; then that thread has
-   * the lock for all bodies that it runs. */
+   * body itself. */
   TENON_NEEDS_LOCK = 1 << 0
 };
 
@@ -546,30 +544,6 @@ enum tenon_work_flags {
 TENON_API tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses, tenon_op** out,
                                   tenon_error* error);
 
-/* Bodies that are recorded once and replayed any number of times, each time together as one op. Recording
- * computes the order of the bodies: a body runs after each earlier one that uses some of its bytes, unless
- * both only read them. Bodies that need not wait for each other may run at the same time. The op of a replay
- * claims what its bodies use together, until all of them have ended: leases, views and other ops are ordered
- * with the op as a whole. Replays of one recording run one after another. The first failure of a body fails
- * the op; bodies that have not begun are skipped. Then all that the bodies write holds no value. Threads:
- * one at a time until the first replay has returned; then any. \since 0.6 */
-typedef struct tenon_recording tenon_recording;
-TENON_API tenon_status tenon_recording_create(tenon_recording** out, tenon_error* error);
-TENON_API void tenon_recording_retain(tenon_recording* recording);
-TENON_API void tenon_recording_release(tenon_recording* recording);
-/* Adds a body. work->run is called once in each replay, and must end it with tenon_op_complete or
- * tenon_op_fail before it returns, in the same thread. It gets the op of the replay. work->drop is called
- * once, when the recording has been released and no replay is unfinished. work->on_conflict must be 0. The
- * recording keeps the arrays alive. Fails as tenon_push, but not with LEASE_CONFLICT or CLOSED; VALUE also
- * after the first replay. */
-TENON_API tenon_status tenon_recording_push(tenon_recording* recording, const tenon_work* work, int32_t n,
-                                            const tenon_use* uses, tenon_error* error);
-/* Pushes an op that runs all bodies. on_conflict: TENON_CONFLICT_*. name and site are of the op, are copied
- * and may be NULL. Fails as tenon_push. */
-TENON_API tenon_status tenon_recording_replay(tenon_recording* recording, int32_t on_conflict,
-                                              const char* name, const char* site, tenon_op** out,
-                                              tenon_error* error);
-
 /* Exactly one of these two must be called, once. */
 TENON_API void tenon_op_complete(tenon_op* op);
 /* message is copied. drop_payload(payload) is called once, after the last reference to the failure is
@@ -577,8 +551,8 @@ TENON_API void tenon_op_complete(tenon_op* op);
 TENON_API void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
                              void (*drop_payload)(void* payload));
 
-/* Whether a view that was taken in the op's body is still open. In a body of a recording: a view that this
- * thread has taken. For bindings, before they complete the op. */
+/* Whether a view that was taken in the op's body is still open. For bindings, before they complete the
+ * op. */
 TENON_API int32_t tenon_op_has_views(const tenon_op* op);
 
 TENON_API void tenon_op_retain(tenon_op* op);

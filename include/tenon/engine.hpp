@@ -476,10 +476,8 @@ constexpr void check_signature() {
 template <class Body>
 inline constexpr size_t arguments_of = ParametersOf<Body>::kCount - (takes_completion<Body>() ? 1 : 0);
 
-// into: a recording that gets the body instead of the engine. Then the result is empty.
 template <class Body, class Arrays>
-Op push_body(tenon_recording* into, const PushOptions& options, Body&& body, Arrays&& arrays,
-             std::span<const tenon_use> uses) {
+Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span<const tenon_use> uses) {
   const Site site(options.where);
   auto pushed = std::make_unique<PushedBody<Body, Arrays>>(std::move(body), std::move(arrays));
   tenon_work work{};
@@ -490,56 +488,11 @@ Op push_body(tenon_recording* into, const PushOptions& options, Body&& body, Arr
   work.drop = PushedBody<Body, Arrays>::drop;
   work.name = options.name;
   work.site = site.text();
-  const tenon_work* const described = &work;
-  const auto n = static_cast<int32_t>(uses.size());
   tenon_op* op = nullptr;
-  if (into != nullptr) {
-    call(tenon_recording_push, into, described, n, uses.data());
-  } else {
-    call(tenon_push, described, n, uses.data(), &op);
-  }
+  call(tenon_push, static_cast<const tenon_work*>(&work), static_cast<int32_t>(uses.size()), uses.data(),
+       &op);
   (void)pushed.release();
   return Op::steal(op);
-}
-
-template <class Body, Access... kAccess>
-Op push_uses(tenon_recording* into, const PushOptions& options, Body&& body, Use<kAccess>&&... uses) {
-  check_signature<Body>();
-  using Parameters = ParametersOf<Body>;
-  constexpr size_t kArguments = arguments_of<Body>;
-  constexpr size_t kUses = sizeof...(uses);
-  static_assert(kArguments == 0 || kArguments == kUses, "a body takes one parameter for each use, or none");
-  if constexpr (kArguments != 0) {
-    [&]<size_t... I>(std::index_sequence<I...>) {
-      (check_argument<typename Parameters::template At<I>, kAccess>(uses.array), ...);
-    }(std::make_index_sequence<kUses>());
-  }
-  const std::array<tenon_use, kUses> described{
-      tenon_use{uses.array.get(), static_cast<int32_t>(kAccess), uses.flags}...};
-  return push_body(into, options, std::move(body), std::array<Array, kUses>{std::move(uses.array)...},
-                   described);
-}
-
-template <class Body>
-Op push_span(tenon_recording* into, const PushOptions& options, Body&& body, std::span<const AnyUse> uses) {
-  check_signature<Body>();
-  constexpr size_t kArguments = arguments_of<Body>;
-  static_assert(kArguments <= 1,
-                "a body takes std::span<const Array>, or nothing, then perhaps a Completion");
-  if constexpr (kArguments == 1) {
-    using Parameter = std::remove_cvref_t<typename ParametersOf<Body>::template At<0>>;
-    static_assert(std::is_same_v<Parameter, std::span<const Array>>,
-                  "a body takes std::span<const Array>, or nothing, then perhaps a Completion");
-  }
-  std::vector<tenon_use> described;
-  std::vector<Array> arrays;
-  described.reserve(uses.size());
-  arrays.reserve(uses.size());
-  for (const AnyUse& use : uses) {
-    described.push_back({use.array.get(), static_cast<int32_t>(use.access), use.flags});
-    arrays.push_back(use.array);
-  }
-  return push_body(into, options, std::move(body), std::move(arrays), described);
 }
 
 }  // namespace detail
@@ -572,7 +525,20 @@ inline Op push_copy(const Array& from, const Array& to,
 // read-only array), TYPE and VALUE (an array that does not match the body's parameter), CLOSED.
 template <class Body, Access... kAccess>
 Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
-  return detail::push_uses(nullptr, options, std::move(body), std::move(uses)...);
+  detail::check_signature<Body>();
+  using Parameters = detail::ParametersOf<Body>;
+  constexpr size_t kArguments = detail::arguments_of<Body>;
+  constexpr size_t kUses = sizeof...(uses);
+  static_assert(kArguments == 0 || kArguments == kUses, "a body takes one parameter for each use, or none");
+  if constexpr (kArguments != 0) {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (detail::check_argument<typename Parameters::template At<I>, kAccess>(uses.array), ...);
+    }(std::make_index_sequence<kUses>());
+  }
+  const std::array<tenon_use, kUses> described{
+      tenon_use{uses.array.get(), static_cast<int32_t>(kAccess), uses.flags}...};
+  return detail::push_body(options, std::move(body), std::array<Array, kUses>{std::move(uses.array)...},
+                           described);
 }
 
 // The same for a number of arrays that is known only at run time. Parameters of body: none, or
@@ -580,7 +546,24 @@ Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
 // writes must be named by write() or overwrite().
 template <class Body>
 Op push(const PushOptions& options, Body body, std::span<const AnyUse> uses) {
-  return detail::push_span(nullptr, options, std::move(body), uses);
+  detail::check_signature<Body>();
+  constexpr size_t kArguments = detail::arguments_of<Body>;
+  static_assert(kArguments <= 1,
+                "a body takes std::span<const Array>, or nothing, then perhaps a Completion");
+  if constexpr (kArguments == 1) {
+    using Parameter = std::remove_cvref_t<typename detail::ParametersOf<Body>::template At<0>>;
+    static_assert(std::is_same_v<Parameter, std::span<const Array>>,
+                  "a body takes std::span<const Array>, or nothing, then perhaps a Completion");
+  }
+  std::vector<tenon_use> described;
+  std::vector<Array> arrays;
+  described.reserve(uses.size());
+  arrays.reserve(uses.size());
+  for (const AnyUse& use : uses) {
+    described.push_back({use.array.get(), static_cast<int32_t>(use.access), use.flags});
+    arrays.push_back(use.array);
+  }
+  return detail::push_body(options, std::move(body), std::move(arrays), described);
 }
 
 // The same. Messages name the line of the first use.
@@ -600,81 +583,6 @@ template <class Body>
 Op push(Body body, std::source_location where = std::source_location::current()) {
   return push(PushOptions{.where = where}, std::move(body));
 }
-
-// Bodies that are recorded once and replayed any number of times, each time together as one op. Recording
-// computes the order of the bodies: a body runs after each earlier one that uses some of its bytes, unless
-// both only read them; others may run at the same time. Leases, views and other ops are ordered with the op
-// as a whole. Replays of one recording run one after another. The first failure of a body fails the op;
-// bodies that have not begun are skipped. Then all that the bodies write holds no value.
-//     tenon::Recording loop;
-//     loop.push(scale, tenon::write(a));
-//     loop.push(add, tenon::read(a), tenon::write(b));
-//     for (int i = 0; i < 1000; ++i) loop.replay();
-//     tenon::wait_all();
-// Copies share the recording. Threads: one at a time until the first replay has returned; then any.
-class Recording {
- public:
-  Recording() {
-    tenon_recording* made = nullptr;
-    call(tenon_recording_create, &made);
-    handle_ = decltype(handle_)(made);
-  }
-
-  tenon_recording* get() const noexcept { return handle_.get(); }
-
-  // Adds a body, as the functions push() queue it. Each replay calls it once. It cannot take a Completion.
-  // options.on_conflict must be kRaise: replay() has it. Fails with BUFFER, TYPE and VALUE; VALUE also
-  // after the first replay.
-  template <class Body, Access... kAccess>
-  void push(const PushOptions& options, Body body, Use<kAccess>... uses) {
-    check_body<Body>();
-    detail::push_uses(get(), options, std::move(body), std::move(uses)...);
-  }
-  template <class Body>
-  void push(const PushOptions& options, Body body, std::span<const AnyUse> uses) {
-    check_body<Body>();
-    detail::push_span(get(), options, std::move(body), uses);
-  }
-  // Messages name the line of the first use.
-  template <class Body, Access kFirst, Access... kAccess>
-  void push(Body body, Use<kFirst> first, Use<kAccess>... uses) {
-    const PushOptions options{.where = first.where};
-    push(options, std::move(body), std::move(first), std::move(uses)...);
-  }
-  template <class Body>
-  void push(Body body, std::span<const AnyUse> uses) {
-    PushOptions options;
-    if (!uses.empty()) options.where = uses.front().where;
-    push(options, std::move(body), uses);
-  }
-  template <class Body>
-    requires detail::HasSignature<Body>
-  void push(Body body, std::source_location where = std::source_location::current()) {
-    push(PushOptions{.where = where}, std::move(body));
-  }
-
-  // Pushes an op that runs all bodies. Fails with LEASE_CONFLICT, CLOSED.
-  Op replay(const PushOptions& options) const {
-    const detail::Site site(options.where);
-    tenon_op* op = nullptr;
-    call(tenon_recording_replay, get(), static_cast<int32_t>(options.on_conflict), options.name, site.text(),
-         &op);
-    return Op::steal(op);
-  }
-  Op replay(std::source_location where = std::source_location::current()) const {
-    return replay(PushOptions{.name = "replay", .where = where});
-  }
-
- private:
-  template <class Body>
-  static constexpr void check_body() {
-    detail::check_signature<Body>();
-    static_assert(!detail::takes_completion<Body>(),
-                  "a recorded body ends when it returns: it takes no Completion");
-  }
-
-  detail::Handle<tenon_recording, tenon_recording_retain, tenon_recording_release> handle_;
-};
 
 // ------------------------------------------------------------------------------------- engine
 

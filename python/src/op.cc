@@ -68,9 +68,8 @@ bool has_escaped(const tenon_op* op) {
   return tenon_op_has_views(op) != 0;
 }
 
-// succeed: called with the result.
-template <class Succeed>
-void run_body(const nb::object& body, tenon_op* op, Succeed succeed) {
+void run_body(Body& self, tenon_op* op) {
+  const nb::object& body = self.callable();
   nb::object result;
   nb::object exception;
   try {
@@ -84,7 +83,7 @@ void run_body(const nb::object& body, tenon_op* op, Succeed succeed) {
     result.reset();
   }
   if (exception.is_valid()) return fail(op, body, std::move(exception));
-  succeed(std::move(result));
+  self.succeed(std::move(result));
   tenon_op_complete(op);
 }
 
@@ -108,7 +107,7 @@ void run(void* context, tenon_op* op) noexcept {
   auto& self = *static_cast<Body*>(static_cast<owners::Node*>(context));
   const auto end_op = [&] {
     if (self.renewals() != nullptr) self.renewals()->accept();
-    run_body(self.callable(), op, [&](nb::object result) { self.succeed(std::move(result)); });
+    run_body(self, op);
   };
   end_op_by(end_op, op);
 }
@@ -277,17 +276,9 @@ NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>
   return {op, std::move(result)};
 }
 
-void run_python_body(const nb::object& body, tenon_op* op) noexcept {
-  const InBody in_body;
-  end_op_by([&] { run_body(body, op, [](const nb::object&) {}); }, op);
-}
-
-PyObject* original_of_use(const tenon_use& use) noexcept {
-  return original_of(static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release)));
-}
-
 void check_original(const tenon_use& use, const char* name) {
-  PyObject* const original = original_of_use(use);
+  PyObject* const original =
+      original_of(static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release)));
   const bool writes = use.access == TENON_WRITE;
   if (original == nullptr || !is_used_elsewhere(original, writes)) return;
   throw Error(
@@ -403,7 +394,6 @@ void add_ops(nb::module_& module) {
              "Lines of files below it are none of the user's program.");
   tenon_set_failure_hook(report_unseen);
   add_pushed_functions(module);
-  add_recordings(module);
 }
 
 }  // namespace tenon::python

@@ -107,7 +107,7 @@ class Renewals {
   std::vector<std::pair<nb::object, nb::object>> pairs_;
 };
 
-// Work, and its context until that is accepted by a push or a recording.
+// Work, and its context until that is accepted by a push.
 struct OwnedWork {
   OwnedWork() = default;
   OwnedWork(OwnedWork&& other) noexcept : work(std::exchange(other.work, {})) {}
@@ -135,8 +135,6 @@ struct Uses {
 // The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it:
 // throws LeaseConflict then. name: of the op.
 void check_original(const tenon_use& use, const char* name);
-// That NumPy array, borrowed; null: there is none.
-PyObject* original_of_use(const tenon_use& use) noexcept;
 
 // Throws TypeError for arrays that the host cannot read.
 void check_on_host(const std::vector<tenon_use>& uses, const char* name);
@@ -144,16 +142,7 @@ void check_on_host(const std::vector<tenon_use>& uses, const char* name);
 // (array, is write, is overwrite) of each.
 Uses uses_from(const nb::list& rows);
 
-// Runs a body in Python under the GIL, and ends the op. Nothing is thrown for what the body raises.
-void run_python_body(const nb::object& body, tenon_op* op) noexcept;
-
-// A call of a native function: pushed_function.cc. rows: what the caller declared beyond the prototype; the
-// uses of the work are all. result: of the last call; may be null.
-OwnedWork work_of_function(const Function& function, const nb::list& arguments, const nb::list& rows,
-                           const char* name, Uses* uses, ResultRef* result);
+// Calls of native functions: pushed_function.cc.
 void add_pushed_functions(nb::module_& module);
-
-// recording.cc.
-void add_recordings(nb::module_& module);
 
 }  // namespace tenon::python

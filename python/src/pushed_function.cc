@@ -13,7 +13,7 @@
 namespace tenon::python {
 namespace {
 
-// A call to be made by an op. The arrays behind its pointers are kept by the op or the recording.
+// A call to be made by an op. The arrays behind its pointers are kept by the op.
 class PushedCall final : public Result {
  public:
   PushedCall(const Function& function, std::vector<tenon_value> arguments)
@@ -55,18 +55,8 @@ bool is_written(const Uses& uses, const tenon_array* array) {
 NativeOp push_function(const Function& function, const nb::list& arguments, const nb::list& rows,
                        const char* name, int32_t on_conflict, const nb::list& renewed) {
   Renewals renewals(renewed);
-  Uses uses;
-  ResultRef result;
-  OwnedWork work = work_of_function(function, arguments, rows, name, &uses, &result);
-  return push(std::move(work), on_conflict, uses.uses, std::move(result), &renewals);
-}
-
-}  // namespace
-
-OwnedWork work_of_function(const Function& function, const nb::list& arguments, const nb::list& rows,
-                           const char* name, Uses* uses, ResultRef* result) {
   check_argument_count(function, arguments.size());
-  *uses = uses_from(rows);
+  Uses uses = uses_from(rows);
   // All at one moment: the code below may run Python, and an NDArray may get other memory.
   std::vector<Array> taken(arguments.size());
   for (size_t i = 0; i < taken.size(); ++i) {
@@ -85,8 +75,8 @@ OwnedWork work_of_function(const Function& function, const nb::list& arguments, 
       Array array =
           pointer_array(function, at, argument, is_read ? LendMode::kReadonly : LendMode::kWritable);
       values[i].p = array.data();
-      if (is_read || !is_written(*uses, array.get())) {
-        uses->add(std::move(array), is_read ? Access::kRead : Access::kWrite);
+      if (is_read || !is_written(uses, array.get())) {
+        uses.add(std::move(array), is_read ? Access::kRead : Access::kWrite);
       }
     }
   }
@@ -97,12 +87,11 @@ OwnedWork work_of_function(const Function& function, const nb::list& arguments, 
   owned_work.work.run = [](void* c, tenon_op* op) noexcept { static_cast<PushedCall*>(c)->run(op); };
   owned_work.work.drop = [](void* c) noexcept { static_cast<PushedCall*>(c)->release(); };
   owned_work.work.name = name;
-  if (result != nullptr) {
-    call->retain();
-    result->reset(call);
-  }
-  return owned_work;
+  call->retain();
+  return push(std::move(owned_work), on_conflict, uses.uses, ResultRef(call), &renewals);
 }
+
+}  // namespace
 
 void add_pushed_functions(nb::module_& module) {
   module.def(

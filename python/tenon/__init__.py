@@ -103,7 +103,6 @@ from ._sync.holders import Holder
 from ._sync.lease import Lease
 from ._sync.ops import Op, wait_all, waitall
 from ._sync.pushes import push
-from ._sync.recordings import Recording, push_many, record
 from ._sync.uses import overwrite, read, write
 from ._typing import DTypeLike
 
@@ -166,7 +165,6 @@ __all__ = [
     "OwnerDied",
     "Plan",
     "Plugin",
-    "Recording",
     "Schema",
     "Shared",
     "TenonError",
@@ -221,9 +219,7 @@ __all__ = [
     "pinned",
     "plugin",
     "push",
-    "push_many",
     "read",
-    "record",
     "revoke_handles",
     "save",
     "schema",

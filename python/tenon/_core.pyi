@@ -1553,17 +1553,6 @@ def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDA
     An op whose body calls a native function. Raises what a call with these arguments would raise.
     """
 
-class NativeRecording:
-    """The native part of tenon.Recording."""
-
-    def __init__(self) -> None: ...
-
-    def push(self, place: int, uses: list[tuple[NDArray, _bool, _bool]], name: str) -> None: ...
-
-    def push_function(self, function: Function, arguments: list[Any], uses: list[tuple[NDArray, _bool, _bool]], name: str) -> None: ...
-
-    def replay(self, bodies: list[Callable[[], Any]], name: str, on_conflict: int) -> NativeOp: ...
-
 def give_back(array: NDArray) -> None:
     """Waits for ops, and gives the memory of the array back to its owner."""
 

@@ -12,7 +12,6 @@
 #include "capi/boundary.h"
 #include "capi/lease.h"
 #include "exec/engine.h"
-#include "exec/recording.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
 using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
@@ -22,8 +21,6 @@ namespace {
 Op* unwrap(tenon_op* op) noexcept { return reinterpret_cast<Op*>(op); }
 const Op* unwrap(const tenon_op* op) noexcept { return reinterpret_cast<const Op*>(op); }
 tenon_op* wrap(Op* op) noexcept { return reinterpret_cast<tenon_op*>(op); }
-Recording* unwrap(tenon_recording* recording) noexcept { return reinterpret_cast<Recording*>(recording); }
-tenon_recording* wrap(Recording* recording) noexcept { return reinterpret_cast<tenon_recording*>(recording); }
 const Failure* unwrap(const tenon_failure* failure) noexcept {
   return reinterpret_cast<const Failure*>(failure);
 }
@@ -73,14 +70,12 @@ struct Await {
 Await* unwrap(tenon_await* await) noexcept { return reinterpret_cast<Await*>(await); }
 static_assert(sizeof(Await) <= sizeof(tenon_await) && alignof(Await) <= alignof(tenon_await));
 
-// place: a RequestPart or a StepUse.
-template <class Place>
-void describe(const tenon_use& use, Place& place) {
+void describe(const tenon_use& use, RequestPart& part) {
   const Array& array = *capi::unwrap(use.array);
-  place.home = &array.storage().home();
-  place.extent = array.extent();
-  place.access = checked_access(use.access);
-  place.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
+  part.home = &array.storage().home();
+  part.extent = array.extent();
+  part.access = checked_access(use.access);
+  part.is_overwrite = (use.flags & TENON_OVERWRITE) != 0 && array.is_dense();
 }
 
 // The uses of a call, if its arguments are valid.
@@ -129,33 +124,6 @@ Ref<Op> make_op(const tenon_work& work, std::span<const tenon_use> uses) {
   return op;
 }
 
-void release_array(void* array) { static_cast<Array*>(array)->release(); }
-
-void record(Recording& recording, const tenon_work& work, std::span<const tenon_use> uses) {
-  if (work.on_conflict != TENON_CONFLICT_RAISE) {
-    throw_error(Code::kValue, "on_conflict of a recorded body is ", work.on_conflict,
-                ": pass it to tenon_recording_replay instead");
-  }
-  for (const tenon_use& use : uses) check(work, use);
-  recording.begin_add({work.context, work.run}, {work.name, work.site});
-  for (const tenon_use& use : uses) {
-    if (capi::unwrap(use.array)->size() == 0) continue;
-    StepUse described;
-    describe(use, described);
-    described.is_unchecked = capi::unwrap(use.array)->storage().is_unchecked();
-    recording.add_use(described);
-  }
-  for (const tenon_use& use : uses) {
-    Array* const array = capi::unwrap(use.array);
-    if (!recording.is_new(array)) continue;
-    recording.keep({array, release_array});
-    array->retain();
-  }
-  if (work.drop != nullptr) recording.keep({work.context, work.drop});
-  recording.end_add();
-  if ((flags_of(work) & TENON_NEEDS_LOCK) != 0) recording.set_needs_lock();
-}
-
 [[gnu::cold]] trace::Span begin_span(const Op& op, std::span<const tenon_use> uses) noexcept {
   return trace::open(trace::SpanKind::kOp, op.number(), [&](trace::Record& record) {
     record.index = op.number();
@@ -170,23 +138,11 @@ void record(Recording& recording, const tenon_work& work, std::span<const tenon_
   });
 }
 
-bool is_in_question(const Conflict& conflict, const Array& array) noexcept {
-  return conflict.part != nullptr && conflict.part->home == &array.storage().home();
-}
-
 // The array of the conflict; null: not known.
 const Array* array_in_question(const Conflict& conflict, std::span<const tenon_use> uses) {
   for (const tenon_use& use : uses) {
     const Array* const array = capi::unwrap(use.array);
-    if (is_in_question(conflict, *array)) return array;
-  }
-  return nullptr;
-}
-const Array* array_in_question(const Conflict& conflict, const Recording& recording) {
-  for (const auto& [object, drop] : recording.kept()) {
-    if (drop != release_array) continue;
-    const Array* const array = static_cast<const Array*>(object);
-    if (is_in_question(conflict, *array)) return array;
+    if (conflict.part != nullptr && conflict.part->home == &array->storage().home()) return array;
   }
   return nullptr;
 }
@@ -217,64 +173,16 @@ tenon_status tenon_push(const tenon_work* work, int32_t n, const tenon_use* uses
   });
 }
 
-tenon_status tenon_recording_create(tenon_recording** out, tenon_error* error) {
-  return guarded(error, [&] {
-    not_null(out, "out");
-    *out = wrap(Recording::create().detach());
-  });
-}
-
-void tenon_recording_retain(tenon_recording* recording) { unwrap(recording)->retain(); }
-
-void tenon_recording_release(tenon_recording* recording) {
-  if (recording != nullptr) unwrap(recording)->release();
-}
-
-tenon_status tenon_recording_push(tenon_recording* recording, const tenon_work* work, int32_t n,
-                                  const tenon_use* uses, tenon_error* error) {
-  return guarded(error, [&] {
-    not_null(recording, "recording");
-    const std::span<const tenon_use> used = checked_uses(work, n, uses);
-    record(*unwrap(recording), *work, used);
-  });
-}
-
-tenon_status tenon_recording_replay(tenon_recording* recording, int32_t on_conflict, const char* name,
-                                    const char* site, tenon_op** out, tenon_error* error) {
-  return guarded(error, [&] {
-    Recording& self = *unwrap(not_null(recording, "recording"));
-    const OnHost on_host = on_host_from(on_conflict);
-    Ref<Op> op = self.make_op(name, site);
-    if (trace::is_on()) [[unlikely]]
-      op->set_span(begin_span(*op, {}));
-    Conflict conflict;
-    try {
-      if (!Engine::instance().push(op, on_host, &conflict)) {
-        throw_conflict(conflict, "replay a recording on", array_in_question(conflict, self));
-      }
-    } catch (...) {
-      trace::drop(op->span(), op->number());
-      static_cast<Recording*>(op->give_up())->release();
-      throw;
-    }
-    if (out != nullptr) *out = wrap(op.detach());
-  });
-}
-
 void tenon_op_complete(tenon_op* op) { unwrap(op)->complete(); }
 
 void tenon_op_fail(tenon_op* op, int32_t op_code, const char* message, void* payload,
                    void (*drop_payload)(void*)) {
   Op& self = *unwrap(op);
-  const auto [name, site] = self.texts();
-  self.fail(Failure::make(Code::kOp, message != nullptr ? message : "", name, site, op_code, payload,
-                          drop_payload));
+  self.fail(Failure::make(Code::kOp, message != nullptr ? message : "", self.name, self.site, op_code,
+                          payload, drop_payload));
 }
 
-int32_t tenon_op_has_views(const tenon_op* op) {
-  const Op& self = *unwrap(op);
-  return (self.has_bodies() ? has_views_of_thread(self) : has_views(self)) ? 1 : 0;
-}
+int32_t tenon_op_has_views(const tenon_op* op) { return has_views(*unwrap(op)) ? 1 : 0; }
 
 void tenon_op_retain(tenon_op* op) { unwrap(op)->retain(); }
 

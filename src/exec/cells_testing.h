@@ -11,11 +11,9 @@
 #include <span>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/repeats_testing.h"
 #include "exec/engine.h"
-#include "exec/step_graph.h"
 
 namespace tenon::impl {
 
@@ -55,12 +53,6 @@ inline Wanted write(Cell& cell, size_t begin, size_t end) {
 inline Extent extent_of(const Wanted& wanted) {
   const uintptr_t at = wanted.cell->extent().begin;
   return {at + wanted.begin, at + wanted.end};
-}
-
-inline std::vector<StepUse> uses_of(std::span<const Wanted> wanted) {
-  std::vector<StepUse> uses;
-  for (const Wanted& w : wanted) uses.push_back({&w.cell->home, extent_of(w), w.access, w.is_overwrite});
-  return uses;
 }
 
 inline void describe(const Wanted& wanted, RequestPart& part) {

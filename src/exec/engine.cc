@@ -247,8 +247,6 @@ std::string Engine::executor_name() {
   return name_;
 }
 
-int Engine::concurrency() { return executor().concurrency(); }
-
 bool Engine::shut_down(const Deadline& deadline, Conflict* conflict) noexcept {
   is_closed_.store(true, std::memory_order_relaxed);
   const bool is_done = wait_all(deadline, conflict);

@@ -36,7 +36,6 @@ class Engine {
   // Fails with kValue, kSystem, and with kTimeout if ops do not end within a minute.
   void set_executor(const std::string& name, int workers);
   std::string executor_name();
-  int concurrency();
 
   // A push waits if this many ops are unfinished or hold this many bytes of memory, until only half of that
   // is left. 0: no limit.

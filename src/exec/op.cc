@@ -189,21 +189,7 @@ Op::Outcome Op::execute(void* token) noexcept {
   return {finish(), true};
 }
 
-void Op::complete() noexcept {
-  if (bodies_ != nullptr) [[unlikely]]
-    return bodies_->end_body(*this, {});
-  end_body(1);
-}
-
 void Op::fail(Ref<Failure> failure) noexcept {
-  if (bodies_ != nullptr) [[unlikely]]
-    return bodies_->end_body(*this, std::move(failure));
-  fail_whole(std::move(failure));
-}
-
-void Op::end_bodies(Ref<Failure> failure) noexcept { failure ? fail_whole(std::move(failure)) : end_body(1); }
-
-void Op::fail_whole(Ref<Failure> failure) noexcept {
   uint32_t part = 1;
   if (this_thread.running_request != this) {
     part += kFailing;
@@ -271,8 +257,8 @@ void Op::end_body(uint32_t part) noexcept {
   release();  // the engine's
 }
 
-// Releases the memory first, because later steps may free it, then wakes the waiting threads. The caller
-// releases the reference of the engine. Returns a task that is ready to run next, or null.
+// Releases the memory first, because the drop of the work may free it, then wakes the waiting threads. The
+// caller releases the reference of the engine. Returns a task that is ready to run next, or null.
 Task* Op::finish() noexcept {
   if (span_ != trace::kNoSpan) [[unlikely]]
     note_end();

@@ -19,12 +19,6 @@ namespace tenon::impl {
 
 class Op;
 
-// For messages; each may be null.
-struct BodyTexts {
-  const char* name = nullptr;
-  const char* site = nullptr;
-};
-
 // The work of an op. run is called once, on any thread; then or later, any thread calls Op::complete or
 // Op::fail. run is not called if an input of the op has failed. drop is called once in every case, before the
 // op counts as done. Neither throws.
@@ -32,24 +26,6 @@ struct Work {
   void* context = nullptr;
   void (*run)(void* context, Op* op) = nullptr;
   void (*drop)(void* context) = nullptr;  // may be null
-};
-
-// The bodies of an op that has several (recording.h). Counted.
-class Bodies {
- public:
-  // The body that runs in this thread has succeeded (null) or failed. No effect if this thread runs none of
-  // them.
-  virtual void end_body(const Op& op, Ref<Failure> failure) noexcept = 0;
-  // The name and the line of the body that runs in this thread, for its failure.
-  virtual BodyTexts texts() const noexcept = 0;
-
-  // Of the memory of this object, for an op; the bodies may have been dropped before. The end of the op
-  // returns its parts.
-  virtual void retain_memory() noexcept = 0;
-  virtual void end_op(const Op& op) noexcept = 0;
-
- protected:
-  ~Bodies() = default;
 };
 
 // Called once when an op is done, or at once if it is done already.
@@ -73,12 +49,9 @@ class Op final : public Request, public Task {
     return (state_.load(std::memory_order_acquire) & kStateBits) == kDone;
   }
 
-  // The body has ended. Called once, from any thread. Of several bodies, each calls one of them once in its
-  // own thread before it returns.
-  void complete() noexcept;
+  // The body has ended. Exactly one of these two is called, once, from any thread.
+  void complete() noexcept { end_body(1); }
   void fail(Ref<Failure> failure) noexcept;
-  // All of several bodies have ended. Called once, from any thread. failure: null if all have succeeded.
-  void end_bodies(Ref<Failure> failure) noexcept;
   // Within run: the body has ended its thread and will not return. The op fails, unless another thread has
   // ended it. Another thread may still have the op and end it later, without effect; so the op is never
   // destroyed.
@@ -97,9 +70,6 @@ class Op final : public Request, public Task {
   // Waits until it is done. Without a deadline, runs it in this thread if it is ready and no other thread
   // runs it. False: the conflict says why.
   bool wait(const Deadline& deadline, Conflict* conflict) noexcept;
-
-  // The name and the line for a failure of the body that runs in this thread.
-  BodyTexts texts() const noexcept { return bodies_ != nullptr ? bodies_->texts() : BodyTexts{name, site}; }
 
   // The body has begun and not ended; a hint.
   bool is_running() const noexcept {
@@ -136,15 +106,6 @@ class Op final : public Request, public Task {
   // Before it is pushed: the span that records its progress. The key of the span is the number of the op.
   void set_span(trace::Span span) noexcept { span_ = span; }
   trace::Span span() const noexcept { return span_; }
-  // Before it is pushed: it has several bodies, which the body of its work runs.
-  void set_bodies(Bodies& bodies) noexcept {
-    bodies.retain_memory();
-    bodies_ = &bodies;
-  }
-  bool has_bodies() const noexcept { return bodies_ != nullptr; }
-  // The body has forked, and this is the child: ends the process, because the op continues only in the
-  // parent.
-  [[noreturn]] void end_forked_child() const noexcept;
   // After a fork: ends an op that will never run and that no other thread uses.
   void abandon(Ref<Failure> failure) noexcept;
 
@@ -160,9 +121,7 @@ class Op final : public Request, public Task {
   static constexpr uint32_t kHasCalls = 8;
 
   Op(const Work& work, std::span<RequestPart> op_parts) noexcept;
-  ~Op() {
-    if (bodies_ != nullptr) bodies_->end_op(*this);
-  }
+  ~Op() = default;
 
   // The result of execute(): an op that became ready and runs next, and whether this op is done.
   struct Outcome {
@@ -171,9 +130,10 @@ class Op final : public Request, public Task {
   };
   bool begin_running() noexcept;
   [[gnu::noinline]] Outcome run_with_lock() noexcept;
+  // Ends the process.
+  [[noreturn]] void end_forked_child() const noexcept;
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute(void* token = nullptr) noexcept;
-  void fail_whole(Ref<Failure> failure) noexcept;
   void end_body(uint32_t part) noexcept;
   [[gnu::cold]] void note_end() const noexcept;
   Task* finish() noexcept;
@@ -182,7 +142,6 @@ class Op final : public Request, public Task {
   Work work_;
   uint64_t number_ = 0;
   uint32_t size_ = 0;  // of its block
-  Bodies* bodies_ = nullptr;
   // Used by the thread that runs the body, then by the one that finishes the op.
   bool has_ended_in_place_ = false;
   Ref<Failure> failure_;

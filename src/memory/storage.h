@@ -74,8 +74,6 @@ class Storage {
   device::Event* born() const noexcept { return born_; }
   // Other processes share the memory.
   bool is_shared() const noexcept { return is_shared_; }
-  // It takes no part in the queue of its memory.
-  bool is_unchecked() const noexcept { return is_unchecked_; }
   // The line that moved the memory out, so that this storage does not own it any more; null: it was not
   // moved. pairs with: KnownMemory::take_out, "moved"
   const char* moved_at() const noexcept { return moved_at_.load(std::memory_order_acquire); }

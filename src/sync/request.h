@@ -180,8 +180,6 @@ class Request {
 
   // Set by append(): some of its parts are on memory that is shared with other processes.
   bool is_gated = false;
-  // Set by append(), of an op: it has not changed what was set in the parts.
-  bool keeps_parts = false;
 
   // Shared: parts that are not granted yet.
   std::atomic<uint32_t> missing{0};

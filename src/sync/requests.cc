@@ -248,21 +248,12 @@ bool detail::lock_parts(Request& request) noexcept {
 
 namespace {
 
-// The queues of a request with many parts are in no cache.
-constexpr size_t kFetchedAhead = 4;
-
-void fetch(const RequestPart& part) noexcept {
-  __builtin_prefetch(part.queue, 1);
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(part.queue) + 64, 1);
-}
-
 // Appends an op in one pass over its queues. False: nothing has changed, because a queue needs a closer look.
 bool append_to_all(Request& op, uint32_t* missing) noexcept {
   const std::span<RequestPart> parts = op.parts;
   find_queues(parts);
   size_t n = 0;
   for (const Queue* last = nullptr; n < parts.size(); ++n) {
-    if (n + kFetchedAhead < parts.size()) fetch(parts[n + kFetchedAhead]);
     RequestPart& part = parts[n];
     Queue& queue = *part.queue;
     if (&queue == last || !queue.lock.lock_if_listed()) break;
@@ -303,12 +294,11 @@ Appended append_op(Request& op, OnHost on_host, Conflict* conflict) noexcept {
   op.born_in = this_thread.running;
   op.is_gated = false;
   if (op.parts.size() == 1) {
-    op.keeps_parts = append_to_one(op, &missing);
-  } else {
-    op.keeps_parts = !op.is_on_stream() && append_to_all(op, &missing);
-    if (!op.keeps_parts) lock_homes(op.parts);
+    if (!append_to_one(op, &missing)) return append_locked(op, on_host, conflict);
+  } else if (op.is_on_stream() || !append_to_all(op, &missing)) {
+    lock_homes(op.parts);
+    return append_locked(op, on_host, conflict);
   }
-  if (!op.keeps_parts) return append_locked(op, on_host, conflict);
   return missing == 0 ? Appended::kGranted : Appended::kWaiting;
 }
 
@@ -737,22 +727,6 @@ bool has_views(const Request& request) noexcept {
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
     if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
-  }
-  return false;
-}
-
-bool has_views_of_thread(const Request& request) noexcept {
-  const uint32_t thread = this_thread_id();
-  for (const RequestPart& e : request.parts) {
-    if (!e.is_appended) continue;
-    const std::scoped_lock lock(e.queue->lock);
-    for (const View* v = e.views; v != nullptr; v = v->next) {
-      if (v->actor.thread == thread) return true;
-    }
-    if (!e.is_queued) continue;
-    for (const RequestPart* p = e.next; p != nullptr && p->sequence == e.sequence; p = p->next) {
-      if (p->request->owner.thread == thread) return true;
-    }
   }
   return false;
 }

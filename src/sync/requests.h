@@ -121,8 +121,6 @@ std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent
 
 // True if a view or a lease that was taken under a part of the request still exists.
 bool has_views(const Request& request) noexcept;
-// The same for views that this thread has taken, and for its leases.
-bool has_views_of_thread(const Request& request) noexcept;
 
 // Why bytes of this extent hold no value; null: all hold one.
 Ref<Failure> failure_of(Home& home, const Extent& extent) noexcept;

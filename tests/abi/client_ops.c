@@ -247,89 +247,11 @@ static tenon_work work_of(doubling* context) {
   return work;
 }
 
-/* Bodies that are recorded run in their order in each replay, and fail together. */
-static void recordings(void) {
-  tenon_error error = TENON_ERROR_INIT;
-  tenon_recording* recording = NULL;
-  tenon_array *a = client_counting(2, 2), *b = client_counting(2, 2), *fixed = NULL;
-  /* Static: the thread that ran an op drops its failure a moment after the op is done. */
-  static doubling there, back;
-  tenon_use uses[2] = {{a, TENON_READ, 0}, {b, TENON_WRITE, TENON_OVERWRITE}};
-  tenon_work work;
-  tenon_op* op = NULL;
-  tenon_failure* failure;
-  there.from = back.to = elements(a);
-  there.to = back.from = elements(b);
-  memset(&work, 0, sizeof work);
-  work.struct_size = sizeof work;
-  work.context = &there;
-  work.run = double_it;
-  work.drop = count_drop;
-  work.name = "there";
-  work.site = "client_ops.c:1";
-  OK(tenon_recording_create(&recording, &error));
-  FAILS(TENON_ERR_VALUE, tenon_recording_create(NULL, &error));
-  OK(tenon_recording_push(recording, &work, 2, uses, &error));
-  work.on_conflict = TENON_CONFLICT_WAIT;
-  FAILS(TENON_ERR_VALUE, tenon_recording_push(recording, &work, 2, uses, &error));
-  work.on_conflict = TENON_CONFLICT_RAISE;
-  OK(tenon_array_readonly(b, &fixed, &error));
-  uses[1].array = fixed;
-  FAILS(TENON_ERR_BUFFER, tenon_recording_push(recording, &work, 2, uses, &error));
-  uses[0].array = b;
-  uses[1].array = a;
-  work.context = &back;
-  work.name = "back";
-  OK(tenon_recording_push(recording, &work, 2, uses, &error));
-  FAILS(TENON_ERR_VALUE, tenon_recording_replay(recording, 7, NULL, NULL, NULL, &error));
-  OK(tenon_recording_replay(recording, TENON_CONFLICT_RAISE, "loop", "client_ops.c:2", NULL, &error));
-  OK(tenon_recording_replay(recording, TENON_CONFLICT_RAISE, "loop", "client_ops.c:2", &op, &error));
-  OK(tenon_op_wait(op, -1, &error));
-  tenon_op_release(op);
-  CHECK(there.runs == 2 && back.runs == 2 && there.drops == 0);
-  CHECK(elements(a)[3] == 3 * 16 && elements(b)[3] == 3 * 8);
-  FAILS(TENON_ERR_VALUE, tenon_recording_push(recording, &work, 2, uses, &error));
-
-  there.code = 5;
-  tenon_recording_retain(recording);
-  OK(tenon_recording_replay(recording, TENON_CONFLICT_RAISE, "loop", "client_ops.c:2", &op, &error));
-  tenon_recording_release(recording);
-  tenon_recording_release(recording);
-  tenon_recording_release(NULL);
-  FAILS(TENON_ERR_OP, tenon_op_wait(op, -1, &error));
-  CHECK(error.op_code == 5 && back.runs == 2 && there.drops == 1 && back.drops == 1);
-  failure = tenon_op_failure(op);
-  CHECK(strcmp(tenon_failure_op(failure), "there") == 0);
-  CHECK(strcmp(tenon_failure_site(failure), "client_ops.c:1") == 0);
-  tenon_failure_release(failure);
-  tenon_failure_release(tenon_failures_take());
-  tenon_op_release(op);
-  OK(tenon_array_make_consistent(a, &error));
-  OK(tenon_array_make_consistent(b, &error));
-  tenon_array_release(fixed);
-  tenon_array_release(a);
-  tenon_array_release(b);
-}
-
-enum { MANY = 600 };
-
-static int freed, drops_of_many;
+static int freed;
 
 static void note_freed(void* owner) {
   (void)owner;
   freed++;
-}
-
-/* The arrays of a body live until the body has been dropped. */
-static void check_drop(void* context) {
-  (void)context;
-  drops_of_many++;
-  CHECK(freed < drops_of_many);
-}
-
-static void complete(void* context, tenon_op* op) {
-  (void)context;
-  tenon_op_complete(op);
 }
 
 /* Four elements whose end note_freed() counts. */
@@ -377,36 +299,6 @@ static void borrowed_arrays(void) {
   tenon_array_release(to);
   CHECK(freed == 3);
   freed = 0;
-}
-
-/* A recording keeps each of its arrays, also if nothing else does. */
-static void arrays_of_recordings(void) {
-  static float memory[MANY][4];
-  tenon_error error = TENON_ERROR_INIT;
-  tenon_recording* recording = NULL;
-  tenon_op* op = NULL;
-  tenon_work work;
-  int i, k;
-  memset(&work, 0, sizeof work);
-  work.struct_size = sizeof work;
-  work.run = complete;
-  OK(tenon_recording_create(&recording, &error));
-  for (i = 0; i < MANY; i++) {
-    tenon_use use = {adopted(memory[i]), TENON_WRITE, i % 2 == 0 ? TENON_BORROWED : 0};
-    for (k = 0; k < 2; k++) {
-      work.drop = k == 1 ? check_drop : NULL;
-      OK(tenon_recording_push(recording, &work, 1, &use, &error));
-    }
-    tenon_array_release(use.array);
-  }
-  CHECK(freed == 0);
-  OK(tenon_recording_replay(recording, TENON_CONFLICT_RAISE, NULL, NULL, &op, &error));
-  OK(tenon_op_wait(op, -1, &error));
-  tenon_op_release(op);
-  CHECK(freed == 0 && drops_of_many == 0);
-  OK(tenon_wait_all(-1, &error));
-  tenon_recording_release(recording);
-  CHECK(freed == MANY && drops_of_many == MANY);
 }
 
 static int searches, reports;
@@ -654,9 +546,7 @@ void client_ops(void) {
   failed_leases();
   requests();
   reused_leases();
-  recordings();
   borrowed_arrays();
-  arrays_of_recordings();
   reports_of_tasks();
   traces();
   ops("pool");

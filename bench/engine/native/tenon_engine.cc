@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "cases.h"
@@ -127,77 +126,10 @@ class TenonBusy : public Tenon<kPool> {
   std::atomic<bool> is_free_{false};
 };
 
-// Each kGroup ops are bodies of a recording, which is replayed once.
-class TenonMany : public Tenon<kPool> {
- public:
-  explicit TenonMany(const Size& size) : Tenon<kPool>(size) {}
-  ~TenonMany() { tenon_recording_release(recording_); }
-
-  template <class Body>
-  void push(void* context, Uses uses) {
-    if (n_ == kGroup) push_group();
-    record<Body>(context, uses);
-  }
-
-  void wait_all() {
-    if (recording_ != nullptr) push_group();
-    Tenon<kPool>::wait_all();
-  }
-
- protected:
-  static constexpr int kGroup = 1024;
-
-  template <class Body>
-  void record(void* context, Uses uses) {
-    tenon_error error = TENON_ERROR_INIT;
-    if (recording_ == nullptr) check_status(tenon_recording_create(&recording_, &error), error);
-    const Described op = describe<Body>(context, uses);
-    check_status(tenon_recording_push(recording_, &op.work, op.n, op.uses.data(), &error), error);
-    ++n_;
-  }
-
-  void replay() {
-    tenon_error error = TENON_ERROR_INIT;
-    check_status(tenon_recording_replay(recording_, TENON_CONFLICT_RAISE, nullptr, nullptr, nullptr, &error),
-                 error);
-  }
-
- private:
-  void push_group() {
-    replay();
-    tenon_recording_release(std::exchange(recording_, nullptr));
-    n_ = 0;
-  }
-
-  tenon_recording* recording_ = nullptr;
-  int n_ = 0;
-};
-
-// One recording of kGroup ops, replayed again and again.
-class TenonReplays : public TenonMany {
- public:
-  using TenonMany::TenonMany;
-
-  static int64_t elapsed_ns(Case which, int workers, int64_t n) {
-    Program program(which);
-    TenonReplays contender(Size{workers, program.variables(), n});
-    for (int64_t i = 0; i < kGroup; ++i) contender.record<EmptyBody>(nullptr, program.uses(i));
-    const int64_t n_replays = (n + kGroup - 1) / kGroup;
-    contender.replay();
-    contender.Tenon<kPool>::wait_all();
-    const int64_t start = tenon::impl::now_ns();
-    for (int64_t i = 0; i < n_replays; ++i) contender.replay();
-    contender.Tenon<kPool>::wait_all();
-    return (tenon::impl::now_ns() - start) * n / (n_replays * kGroup);
-  }
-};
-
 constexpr Contender kContenders[] = {
     contender<Tenon<kPool>>("Tenon, pool"),
     contender<Tenon<kInline>>("Tenon, inline"),
     contender<TenonBusy>("Tenon, its worker busy"),
-    contender<TenonMany>("Tenon, pushed together"),
-    {"Tenon, replayed", &TenonReplays::elapsed_ns, &check<TenonMany>},
 };
 
 }  // namespace

@@ -22,8 +22,8 @@ _READ_ONLY = (" destination is read-only", "array is read-only")  # so NumPy's t
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Body:
-    """The body of an op in Python; that of a recording is called in each replay. The arrays that it gives to
-    the function belong to it until the function has ended, and have no elements from then on."""
+    """The body of an op in Python. The arrays that it gives to the function belong to it until the function
+    has ended, and have no elements from then on."""
 
     function: Callable[..., Any]
     handles: tuple[Any, ...]  # its arguments, with handles of arrays

@@ -8,7 +8,7 @@ import gc
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import _core
 from .._core import NDArray
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .views import Found
 
 _T = TypeVar("_T")
-_W = TypeVar("_W", bound="_Submittable")
 
 _RAISE, _WAIT, _IGNORE = 0, 1, 2
 _POLICIES = {"raise": _RAISE, "wait": _WAIT, "copy": _RAISE, "ignore": _IGNORE}
@@ -95,25 +94,14 @@ def push(
     ValueError, TypeError, BufferError
         Invalid arguments.
     """
-    check_policy(on_conflict, ("raise", "wait", "copy", "ignore"))
+    if on_conflict not in _POLICIES:
+        *others, last = map(repr, _POLICIES)
+        raise ValueError(f"on_conflict is {on_conflict!r}: it must be {', '.join(others)} or {last}")
     work = Work(fn, list(args), keywords, Uses(reads, writes, overwrites), name, _POLICIES[on_conflict])
-    return submitted(_submit_or_copy if on_conflict == "copy" else Work.submit, work)
+    return _submitted(_submit_or_copy if on_conflict == "copy" else Work.submit, work)
 
 
-def check_policy(on_conflict: str, allowed: tuple[str, ...]) -> int:
-    """The number of a value of ``on_conflict``."""
-    if on_conflict not in allowed:
-        names = ", ".join(map(repr, allowed[:-1]))
-        raise ValueError(f"on_conflict is {on_conflict!r}: it must be {names} or {allowed[-1]!r}")
-    return _POLICIES[on_conflict]
-
-
-class _Submittable(Protocol):
-    def live_places(self, conflict: LeaseConflict) -> Found | None: ...
-    def explained(self, conflict: LeaseConflict, found: Found | None = None) -> LeaseConflict: ...
-
-
-def submitted(submit: Callable[[_W], Op[Any]], work: _W) -> Op[Any]:
+def _submitted(submit: Callable[[Work], Op[Any]], work: Work) -> Op[Any]:
     """Submits work. If a view conflicts, those that are dead are looked for first."""
     # A full collection can take a second. So it comes last, and only if it may end the conflict.
     try:
@@ -166,7 +154,7 @@ def _checksum(array: NDArray) -> int:
 
 
 class Work:
-    """The work of one push, or of one body of a recording."""
+    """The work of one push."""
 
     def __init__(
         self,
@@ -231,16 +219,6 @@ class Work:
             body = self._body(handles, promise)
             native = _core.push(body, rows, self._name, self._policy, pairs)
         return Op(native, self._name)
-
-    def record(self, recording: _core.NativeRecording, bodies: list[Callable[[], Any]]) -> None:
-        """Adds the work to a recording, and a body in Python to the list of its bodies."""
-        if self._native is not None:
-            recording.push_function(self._native._native, self._arguments, self.uses.rows, self._name)
-            return
-        handles = self._handles([])
-        rows = [(handles[id(row[0])], row[1], row[2]) for row in self.uses.rows]
-        bodies.append(self._body(handles, None))  # first: the recording never refers to a missing body
-        recording.push(len(bodies) - 1, rows, self._name)
 
     def is_copy_on_device(self) -> bool:
         """A copy in which a device takes part is submitted to a stream, and no thread waits for it."""
