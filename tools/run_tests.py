@@ -127,10 +127,6 @@ def quick_lint(report, environment):
     report.step("lint: clang-format", env.VENV / "bin/clang-format", "--dry-run", "--Werror", *files)
 
 
-def models(report, environment, *options):
-    report.step("models", environment.python, "tools/check_models.py", *options)
-
-
 def build(report, preset, *options):
     report.step(f"configure {preset}", "cmake", "--preset", preset, *options, fatal=True)
     report.step(f"build {preset}", "cmake", "--build", "--preset", preset, fatal=True)
@@ -198,7 +194,7 @@ def with_full_counts(folder):
 
 def soak(report, environment):
     counts = {"TENON_SOAK": "1"}
-    models(report, environment, "--soak")
+    report.step("models", environment.python, "tools/check_models.py", "--soak")
     for preset in ("release", "tsan"):  # `make check` runs all of them under AddressSanitizer
         build(report, preset, f"-DPython3_EXECUTABLE={environment.python}")
         command = ("ctest", "--preset", preset, "-j", JOBS, "--timeout", SOAK_SECONDS)
@@ -218,19 +214,22 @@ def test(report, environment):
 
 def check(report, environment):
     python = environment.python
-    models(report, environment)
+    env.prepare("docs", is_profiled=True)
     packaged = ("-DTENON_PYTHON=ON", "-DCMAKE_INSTALL_LIBDIR=lib", f"-DPython_EXECUTABLE={python}")
     build(report, "asan", f"-DPython3_EXECUTABLE={python}", *packaged)
-    report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", SLEEPERS)
+    sphinx = (python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs")
+    with contextlib.ExitStack() as beside:  # tests in C++ sleep much
+        for name, *command in (
+            ("docs", *sphinx),
+            ("types", python, "tools/check_types.py"),
+            ("models", python, "tools/check_models.py"),
+        ):
+            beside.enter_context(report.beside(name, *command))
+        report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", SLEEPERS)
     smoke_under_asan(report, python)
-    report.step("types", python, "tools/check_types.py")
     pytest(report, "slow tests", python, "-m", "slow")
     wheel(report, environment)
     other_pythons(report, environment.stamp["python"])
-    env.prepare("docs", is_profiled=True)
-    report.step(
-        "docs", python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "build/docs"
-    )
 
 
 RUNS = {"test": test, "check": check, "lint": lint, "soak": soak}
