@@ -91,7 +91,7 @@ void add_share(nb::module_& module) {
   module.def("limit_handle", limit_sent, nb::arg("handle"), nb::arg("receiver"), nb::arg("timeout").none(),
              nb::sig("def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None"));
   module.def(
-      "revoke_handles", [](const Array& array) { return revoke(array); }, nb::arg("array"),
+      "revoke_handles", [](const Array& array) { return revoke_handles(array); }, nb::arg("array"),
       "Revokes the handles (pickles) of a shared array that this process has made and that no process has "
       "opened:\n"
       "they no longer keep its memory.\n\n"
