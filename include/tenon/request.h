@@ -19,13 +19,10 @@ typedef struct tenon_fill_request {
   uint32_t struct_size;
   int32_t worker;      /* counts from 0 */
   void* const* fields; /* memory in schema order; C-contiguous, aligned to 256 bytes, with old contents */
-  __extension__ union {
-    int64_t rows; /* requested */
-    int64_t n;    /* an older name of rows */
-  };
-  uint64_t index; /* of the batch in its epoch */
-  uint64_t epoch; /* counts from 0 */
-  uint64_t seed;  /* depends only on the feed's seed, epoch and index, not on the number of workers */
+  int64_t rows;        /* requested */
+  uint64_t index;      /* of the batch in its epoch */
+  uint64_t epoch;      /* counts from 0 */
+  uint64_t seed;       /* depends only on the feed's seed, epoch and index, not on the number of workers */
   /* The shape of each field, as in the schema. A generator may reduce entries; axis 0 must stay equal in all
    * fields. The filled elements are then C-contiguous in the smaller shape. */
   int64_t* const* shapes;

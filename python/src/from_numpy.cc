@@ -140,13 +140,6 @@ LendMode mode_from(PyObject* text) {
   raise(PyExc_ValueError, "mode is %R: it must be 'readonly', 'writable' or 'move'", text);
 }
 
-// The former name of the argument.
-LendMode mode_of_keep(PyObject* mode, PyObject* keep) {
-  if (mode != nullptr) raise(PyExc_TypeError, "from_numpy() got mode, and keep, its former name");
-  check_python(PyErr_WarnEx(PyExc_DeprecationWarning, "from_numpy(keep=) is now from_numpy(mode=)", 1));
-  return mode_from(keep);
-}
-
 bool has_odd_stride(PyArrayObject* x) noexcept {
   for (int i = 0; i < PyArray_NDIM(x); ++i) {
     if (PyArray_STRIDE(x, i) % PyArray_ITEMSIZE(x) != 0) return true;
@@ -187,7 +180,7 @@ bool is_numpy(nb::handle object) {
 }
 
 PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static FastParameters<4> parameters("from_numpy", {"x", "zero_copy", "mode", "keep"}, 2, 1);
+  static FastParameters<3> parameters("from_numpy", {"x", "zero_copy", "mode"}, 2, 1);
   need_numpy();
   PyObject* x = nullptr;
   LendMode mode = LendMode::kReadonly;
@@ -199,7 +192,6 @@ PyObject* from_numpy(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObje
     x = values[0];
     if (values[1] != nullptr) is_zero_copy = flag_from(values[1], "zero_copy");
     if (values[2] != nullptr) mode = mode_from(values[2]);
-    if (values[3] != nullptr) mode = mode_of_keep(values[2], values[3]);
   }
   if (!is_numpy_array(x)) {
     raise(PyExc_TypeError,

@@ -103,9 +103,9 @@ class NativeWorker {
   }
 
   void set_rows(int64_t rows) const {
-    if (rows < 0 || rows > request().n) {
+    if (rows < 0 || rows > request().rows) {
       raise(PyExc_ValueError, "the batch cannot have %lld rows: it has 0 to %lld",
-            static_cast<long long>(rows), static_cast<long long>(request().n));
+            static_cast<long long>(rows), static_cast<long long>(request().rows));
     }
     for (int32_t i = 0; i < schema_.schema.size(); ++i) request().shapes[i][0] = rows;
   }

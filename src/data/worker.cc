@@ -159,7 +159,7 @@ Worker::Received Worker::next(int64_t timeout_ns) {
   }
   request_ = fill_request_of(asked, head_.layout, slot, fields_.data(), shapes_.data());
   request_.worker = number_;
-  request_.n = head_.rows;
+  request_.rows = head_.rows;
   since_ns_ = now_ns();
   has_request_ = true;
   return Received::kRequest;

@@ -206,7 +206,7 @@ tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
   tenon_fill_request request =
       fill_request_of(request_of(job), layout_, slot, loop.fields.data(), loop.shapes.data());
   request.worker = loop.worker;
-  request.n = schema_->rows();
+  request.rows = schema_->rows();
   return request;
 }
 

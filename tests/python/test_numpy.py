@@ -6,7 +6,6 @@ import gc
 import io
 import sys
 import threading
-import warnings
 import weakref
 
 import numpy as np
@@ -180,21 +179,6 @@ def test_move_refuses_arrays_that_others_have():
         pass_through(x, mode="move")
     with pytest.raises(ValueError, match="is a view"):
         pass_through(view, mode="move")
-
-
-def test_the_former_name_of_the_mode_warns():
-    x = np.arange(3.0)
-    with pytest.warns(DeprecationWarning, match="mode=") as warned:
-        a = tn.from_numpy(x, keep="writable")
-    assert warned[0].filename == __file__
-    assert x.flags.writeable
-    assert a.data_ptr == x.ctypes.data
-    with pytest.raises(TypeError, match="former name"):
-        tn.from_numpy(x, mode="writable", keep="writable")
-    with pytest.raises(DeprecationWarning), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tn.from_numpy(x, keep="readonly")
-    assert x.flags.writeable
 
 
 def test_readonly_input_gives_a_readonly_array():

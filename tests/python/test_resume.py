@@ -623,7 +623,7 @@ def test_a_state_of_a_feed_with_other_batches_is_refused(name):
     with tn.Feed(fill_y if name == "name" else fill_x, **options | other) as feed:
         with pytest.raises(ValueError, match=text):
             feed.load_state_dict(state)
-        feed.load_state_dict({"epoch": 0, "next": 1})  # as earlier versions have saved it
+        feed.load_state_dict({"epoch": 0, "next": 1})  # a position alone
         assert next(iter(feed)).index == 1
     with tn.Feed(fill_x, **options) as feed:
         feed.load_state_dict(state | {"epoch": 0})

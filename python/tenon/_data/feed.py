@@ -456,7 +456,7 @@ class Feed(Forms):
         state : dict
             From `state_dict` of a feed with the same generator, schema, batches, seed and shuffle; with the
             same ``workers``, ``rank`` and ``world_size`` if the generator has a state. ``seed``, ``batches``
-            and ``schema`` may be missing, as in states of earlier versions, and are not checked then.
+            and ``schema`` may be missing, and are not checked then.
 
         Raises
         ------

@@ -44,8 +44,8 @@ def _order_of(state: Mapping[str, Any]) -> str:
 
 
 def _check_identity(state: Mapping[str, Any], own: dict[str, Any]) -> None:
-    """Raises ValueError for a state of a feed that delivers other batches. Earlier versions have saved only
-    ``shuffle``."""
+    """Raises ValueError for a state of a feed that delivers other batches. What it does not have is not
+    checked, except the order."""
     if state.get("shuffle") != own.get("shuffle"):
         raise ValueError(
             f"the state has {_order_of(state)}, and this feed has another order, {_order_of(own)}"
