@@ -7,8 +7,8 @@
 Run it with a Python that has requirements/test.txt and the package. --quick is for development: it measures
 few rounds and prints the results instead of writing them. --check compares the ratios to the peers with those
 that the last complete run on this kind of machine stored in bench/ratios.json, writes nothing, and fails when
-a row is more than 15 % worse in each of two measurements. Workloads: exchange, engine, kernels, planner,
-share, feed, growth; all these by default. And device, on a machine with a GPU."""
+a row is more than 15 % worse in each of two measurements. Workloads: exchange, engine, kernels, share,
+feed, growth; all these by default. And device, on a machine with a GPU."""
 
 import argparse
 import importlib
@@ -18,7 +18,7 @@ from pathlib import Path
 import ratios
 from report import replace_section
 
-ON_ANY_MACHINE = ("exchange", "engine", "kernels", "planner", "share", "feed", "growth")
+ON_ANY_MACHINE = ("exchange", "engine", "kernels", "share", "feed", "growth")
 WORKLOADS = (*ON_ANY_MACHINE, "device")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

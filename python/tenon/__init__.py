@@ -96,7 +96,6 @@ from ._errors import (
 )
 from ._ipc.arena import Arena
 from ._ipc.channel import Channel
-from ._ipc.planner import Plan, TensorUsage
 from ._sync.copies import cast, copy, fill
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
@@ -107,8 +106,6 @@ from ._sync.uses import overwrite, read, write
 from ._typing import DTypeLike
 
 _register()
-
-Tensor = TensorUsage  # the name of earlier versions, which the next one will not have
 
 # `DataLoader` is a subclass of PyTorch's class. Its first use imports PyTorch. With a `__getattr__`, CPython
 # finds the other attributes 20 ns more slowly, so there is none after the first use, or if PyTorch is
@@ -163,13 +160,10 @@ __all__ = [
     "Op",
     "OpError",
     "OwnerDied",
-    "Plan",
     "Plugin",
     "Schema",
     "Shared",
     "TenonError",
-    "Tensor",
-    "TensorUsage",
     "WorkerBatch",
     "arange",
     "array",

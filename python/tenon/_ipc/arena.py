@@ -18,7 +18,6 @@ from .._errors import text_of
 from .._sync.endings import Views
 from .._sync.lease import TimeLimit, heed_survivors, taken, taken_later
 from .._values import seconds
-from .planner import Plan, plan
 
 if TYPE_CHECKING:
     import asyncio
@@ -56,8 +55,6 @@ class Arena:
     MemoryError, OSError
         As `empty`.
     """
-
-    plan = staticmethod(plan)
 
     def __init__(
         self,
@@ -345,4 +342,4 @@ class ArenaFields(Fields):
         return f"<tenon.ArenaFields {', '.join(self.__dict__) or 'of a block that has ended'}>"
 
 
-__all__ = ["Arena", "Plan", "Use"]
+__all__ = ["Arena", "Use"]
