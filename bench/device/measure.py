@@ -17,7 +17,7 @@ import numpy as np
 from report import versions
 
 import tenon as tn
-from tenon.copy_meter import payloads_written, why_unavailable
+from tenon.demo._copy_meter import payloads_written, why_unavailable
 
 from . import steps
 from .driver import Driver, PinnedCopies

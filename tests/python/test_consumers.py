@@ -11,7 +11,7 @@ import pytest
 from onnx_model import BOOL, DOUBLE, FLOAT, INT64, model, node, sequence, tensor
 
 import tenon as tn
-from tenon.copy_meter import payloads_written, why_unavailable
+from tenon.demo._copy_meter import payloads_written, why_unavailable
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 

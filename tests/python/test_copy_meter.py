@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from tenon import copy_meter
-from tenon.copy_meter import CopyMeter, payloads_written, why_unavailable
+from tenon.demo import _copy_meter as copy_meter
+from tenon.demo._copy_meter import CopyMeter, payloads_written, why_unavailable
 
 PAYLOAD = 64 << 20  # bytes: the pages that a full test session writes beside it must stay far below 1 %
 
@@ -186,7 +186,7 @@ def test_an_error_in_the_work_closes_the_meter():
 def test_where_the_kernel_refuses_the_reason_is_told():
     """With no file descriptor left, userfaultfd is refused."""
     code = (
-        "import resource, os, tenon.copy_meter as m\n"
+        "import resource, os, tenon.demo._copy_meter as m\n"
         "m.why_unavailable()\n"
         "used = os.open('/', os.O_RDONLY); os.close(used)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-from tenon.copy_meter import why_unavailable
+from tenon.demo._copy_meter import why_unavailable
 from tenon.demo.report import OneLine, verdict
 from tenon.demo.run import ROWS
 from tenon.demo.source import PROTOTYPE, Source, build_library, find_compiler, load_digits

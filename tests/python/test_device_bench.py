@@ -36,7 +36,7 @@ def test_the_feed_copies_nothing_on_the_host():
     """Figures that do not depend on time are right on the fake driver, too."""
     program = (
         "from device import measure\n"
-        "from tenon.copy_meter import why_unavailable\n"
+        "from tenon.demo._copy_meter import why_unavailable\n"
         "driver = measure.Driver()\n"
         "if why_unavailable() is None:\n"
         "    print(measure.host_copies(driver))\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
-from tenon.copy_meter import payloads_written, why_unavailable
+from tenon.demo._copy_meter import payloads_written, why_unavailable
 from tenon.io import DataBatch, DataDesc, DataIter, FeedIter, NDArrayIter
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")

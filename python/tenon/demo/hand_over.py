@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tenon as tn
-from tenon.copy_meter import payloads_written, why_unavailable
+from tenon.demo._copy_meter import payloads_written, why_unavailable
 from tenon.demo.source import ROW_NBYTES, Source
 
 _PAUSE, _LONGEST_FILL = 50, 60_000  # milliseconds

@@ -11,7 +11,7 @@ from distributed.protocol import deserialize, serialize
 
 import tenon as tn
 from tenon._array import pickle as _pickle
-from tenon.copy_meter import payloads_written, why_unavailable
+from tenon.demo._copy_meter import payloads_written, why_unavailable
 
 N = 4 << 20  # elements of a payload of 16 MiB: small enough for the heap, which the meter sees wholly
 

@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import tenon as tn
-from tenon.copy_meter import CopyMeter, why_unavailable
+from tenon.demo._copy_meter import CopyMeter, why_unavailable
 
 N = 8 << 20  # elements of a batch of 32 MiB
 EPOCHS, BATCHES = 4, 6

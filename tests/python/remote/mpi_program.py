@@ -8,7 +8,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 import tenon as tn
-from tenon.copy_meter import CopyMeter, why_unavailable
+from tenon.demo._copy_meter import CopyMeter, why_unavailable
 
 N = 8 << 20  # elements of a payload of 32 MiB
 comm = MPI.COMM_WORLD

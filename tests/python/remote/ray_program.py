@@ -7,7 +7,7 @@ import os
 import ray
 
 import tenon as tn
-from tenon.copy_meter import payloads_written, why_unavailable
+from tenon.demo._copy_meter import payloads_written, why_unavailable
 
 N = 4 << 20  # elements of a payload of 16 MiB
 

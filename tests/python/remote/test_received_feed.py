@@ -11,7 +11,7 @@ import pytest
 from programs_of_engines import example, facts, program, run
 
 import tenon as tn
-from tenon.copy_meter import CopyMeter, why_unavailable
+from tenon.demo._copy_meter import CopyMeter, why_unavailable
 
 N = 8 << 20  # elements of a batch of 32 MiB
 SCHEMA = tn.schema(data=("f4", (8, N // 8)))

@@ -761,7 +761,7 @@ def test_a_consumer_that_waits_long_says_for_what(name, caplog, monkeypatch):
 
 
 METERS = """
-from tenon.copy_meter import CopyMeter
+from tenon.demo._copy_meter import CopyMeter
 written = []
 with CopyMeter() as meter:
     batches = iter(feed)
@@ -779,7 +779,7 @@ with CopyMeter() as meter:
 
 @pytest.mark.parametrize("mode", CASES)
 def test_a_consumer_writes_nothing_of_a_batch(mode, name, other):
-    from tenon.copy_meter import why_unavailable
+    from tenon.demo._copy_meter import why_unavailable
 
     if why_unavailable() is not None:
         pytest.skip("the kernel does not count written pages")
