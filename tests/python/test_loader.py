@@ -689,6 +689,30 @@ def test_arrays_of_tenon_of_different_shapes_are_an_error():
         list(tn.DataLoader(Samples(lambda i: tn.zeros(i + 1)), batch_size=2))
 
 
+class EndsAgainAndAgain(data.IterableDataset):
+    """Its iterator of worker w goes on after each end, which comes after w + 1 samples."""
+
+    def __iter__(self):
+        self.count = -1
+        return self
+
+    def __next__(self):
+        self.count += 1
+        worker = data.get_worker_info().id
+        if self.count % (worker + 2) == worker + 1:
+            raise StopIteration
+        return 100 * worker + self.count
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_a_worker_whose_dataset_has_ended_once_makes_no_more_batches(size):
+    found = [
+        [int(batch) for batch in kind(EndsAgainAndAgain(), batch_size=size, num_workers=3)]
+        for kind in (tn.DataLoader, data.DataLoader)
+    ]
+    assert found[0] == found[1] == [0, 100, 200, 101, 201, 202]
+
+
 def test_threads_are_gone_with_the_iterator():
     before = threading.active_count()
     batches = iter(tn.DataLoader(Samples(lambda i: i), num_workers=2))
