@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import multiprocessing
 import os
 import pickle
 import select
@@ -21,6 +22,7 @@ from torch.utils.data.dataloader import _DatasetKind as Kind
 
 from .. import _core
 from .._core import NativeFeed
+from .._data import closing
 from .._data.workers import Workers
 from .._errors import OpError, log
 from . import workers as work
@@ -161,8 +163,6 @@ class Processes(Quick):
         self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
         self._ahead = max(loader.prefetch_factor or 0, 1) * self._num_workers
-        import multiprocessing
-
         context = loader.multiprocessing_context or multiprocessing.get_context()
         schema = _core.Schema({"bytes": ("u1", (SLOT_NBYTES,))})
         pipes = [context.Pipe(duplex=False) for _ in range(self._num_workers)]
@@ -194,8 +194,6 @@ class Processes(Quick):
         self._batches = map(
             self._native.next, itertools.repeat(self._timeout or None), itertools.repeat(log.warning)
         )
-        from .._data import closing
-
         closing.OPEN.add(self)
         self._number = -1
         self._begin(progress, is_new=state is None)

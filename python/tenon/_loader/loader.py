@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
+from .epochs import Processes
 from .here import Here
 from .state import begin, load, new_state
 
@@ -72,13 +73,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> Any:
         if _is_pipe(self.dataset):
             return super()._get_iterator()
-        make: Any = Here
         if self.num_workers:
-            from .epochs import Processes
-
-            make = Processes
             self.check_worker_number_rationality()
-        batches = begin(self, make, self._state)
+        batches = begin(self, Processes if self.num_workers else Here, self._state)
         self._state = None
         return batches
 

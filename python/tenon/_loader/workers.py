@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind as Kind
 
+from .._array.creation import empty
 from .._errors import traceback_text
 from . import packing
 from .generators import global_generators, set_generators, states_of
@@ -244,8 +245,6 @@ def store_index(index: Any) -> bytes:
 def load_index(request: bytes) -> Any:
     if request[:1] == b"I":
         return pickle.loads(request[1:])
-    from .._array.creation import empty
-
     return packing.Reader(empty((1,), "uint8"), request[1:]).load()
 
 
