@@ -5,6 +5,7 @@ imported is set aside for the garbage collector.
 Many tests ask it whether anything stayed behind; it would walk through PyTorch and JAX each time.
 """
 
+import fcntl
 import gc
 import os
 import resource
@@ -66,3 +67,11 @@ def pytest_sessionstart(session):
 def set_aside_what_is_imported():
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def lone_collector(tmp_path_factory):
+    """Keeps other tests from collecting what dead processes held, which works on all memory of the user."""
+    with open(tmp_path_factory.getbasetemp().parent / "collects.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

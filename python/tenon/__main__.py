@@ -2,8 +2,8 @@
 """The command line: ``tenon`` and ``python -m tenon``.
 
 ``demo`` trains a model on batches from a C library and prints the costs. ``config`` prints the paths of the
-files for C and C++ programs. ``ls`` lists the memory that processes share, ``top`` shows its activity. ``gc``
-releases what dead processes held. ``plot`` draws a file of `tenon.trace`.
+files for C and C++ programs. ``ls`` lists feeds and the memory that processes share. ``gc`` releases what
+dead processes held. ``plot`` draws a file of `tenon.trace`.
 """
 
 from __future__ import annotations
@@ -98,19 +98,26 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    import json
+    import time
+
     from tenon import _core
+    from tenon._tools import observers as _observers
+    from tenon._tools import terminal as _terminal
 
-    text = _core.describe_shared()
-    if arguments.json:
-        print(text, flush=True)
-    else:
-        import json
-
-        from tenon._tools import observers as _observers
-        from tenon._tools import terminal as _terminal
-
-        _terminal.show(_observers.listing(json.loads(text)))
-    return 0
+    before = None
+    while True:
+        seen = json.loads(_core.describe_shared())
+        now = time.monotonic()
+        _observers.add_rates(seen, before, now)
+        if arguments.json:
+            print(json.dumps(seen, allow_nan=False), flush=True)
+        else:
+            _terminal.show(_observers.listing(seen), clears=arguments.watch is not None)
+        if arguments.watch is None:
+            return 0
+        before = seen, now
+        time.sleep(arguments.watch)
 
 
 def _gc(arguments: argparse.Namespace) -> int:
@@ -125,13 +132,6 @@ def _gc(arguments: argparse.Namespace) -> int:
         text = _observers.summary(json.loads(text))
     print(text, flush=True)
     return 0
-
-
-def _top(arguments: argparse.Namespace) -> int:
-    from tenon._tools import top as top
-
-    view = top.View(sort=arguments.sort, filter=arguments.filter)
-    return top.run(arguments.interval, arguments.once, arguments.json, view)
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -207,23 +207,21 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--quick", action="store_true", help="a few seconds, rough figures")
     demo.set_defaults(call=_demo)
 
-    ls = commands.add_parser("ls", help="shared memory: which processes have it open, hold it or wait for it")
-    ls.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
+    ls = commands.add_parser("ls", help="feeds, and shared memory: which processes have it open or hold it")
+    ls.add_argument("--json", action="store_true", help="print one JSON object on a line (docs/inspect.md)")
+    ls.add_argument(
+        "--watch",
+        type=_seconds,
+        nargs="?",
+        const=1.0,
+        metavar="S",
+        help="repeat it every S seconds (default 1), with rates, until Ctrl-C",
+    )
     ls.set_defaults(call=_ls)
 
     gc = commands.add_parser("gc", help="give back what dead processes held of memory that others have")
     gc.add_argument("--json", action="store_true", help="print one JSON object (docs/inspect.md)")
     gc.set_defaults(call=_gc)
-
-    top = commands.add_parser("top", help="feeds and shared memory, with rates; q ends it, ? has help")
-    top.add_argument("--once", action="store_true", help="print one frame, after one interval")
-    top.add_argument(
-        "--json", action="store_true", help="print JSON objects, a line each (docs/statistics.md)"
-    )
-    top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
-    top.add_argument("--sort", choices=("none", "name", "rate", "memory"), default="none")
-    top.add_argument("--filter", default="", metavar="TEXT", help="show only feeds and memory with this text")
-    top.set_defaults(call=_top)
 
     plot = commands.add_parser("plot", help="draw what tn.trace has written, as SVG or PNG")
     plot.add_argument("trace", metavar="RUN.JSON")

@@ -9,7 +9,7 @@
 // their count, the worker answers and theirs. A side that waits polls for a while, announces that it sleeps,
 // and sleeps on the count of the other side.
 //
-// `tenon top` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
+// `tenon ls` of any version reads it from other processes (inspect_feeds.h), so a change of the layout needs
 // another kFeedVersion.
 #pragma once
 

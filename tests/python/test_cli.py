@@ -97,7 +97,7 @@ def test_what_is_not_understood_is_status_2(arguments):
 @pytest.mark.parametrize(
     "arguments", [["ls"], ["ls", "--json"], ["gc"], ["config", "--cflags"], ["--version"]]
 )
-def test_a_reader_that_has_closed_the_pipe_is_no_error(arguments):
+def test_a_reader_that_has_closed_the_pipe_is_no_error(arguments, lone_collector):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that observe: timelines, `tenon ls`, `top` and `plot`."""
+"""Tools that observe: timelines, `tenon ls` and `plot`."""

@@ -11,18 +11,87 @@ from typing import Any
 from .terminal import Table
 
 _NOTHING = "no process of this user shares memory"
+_COUNTS = ("sent", "received", "dropped")  # of the items of a channel
 
 Facts = dict[str, Any]
 
 
 def listing(seen: Facts) -> Iterator[str | Table]:
     """The document of `tenon ls --json` (docs/inspect.md) as lines and tables."""
-    if not seen["segments"]:
+    if not seen["segments"] and not seen["feeds"]:
         yield _NOTHING
-    for i, segment in enumerate(seen["segments"]):
+    blocks = [*map(_feed_lines, seen["feeds"]), *map(_lines, seen["segments"])]
+    for i, block in enumerate(blocks):
         if i:
             yield ""
-        yield from _lines(segment)
+        yield from block
+
+
+def add_rates(seen: Facts, before: tuple[Facts, float] | None, now: float) -> None:
+    """Adds what happened per second since an earlier document, in place. None where that is not known.
+
+    before: that document, and its time in seconds, as `now`."""
+    earlier, then = before or ({"feeds": [], "segments": []}, now)
+    seconds = now - then
+    seen["seconds"] = seconds or None
+    feeds = {_identity(feed): feed["workers"] for feed in earlier["feeds"]}
+    for feed in seen["feeds"]:
+        last = feeds.get(_identity(feed), [None] * len(feed["workers"]))
+        for worker, old in zip(feed["workers"], last, strict=True):
+            fills = None if old is None else (worker["answered"] - old["answered"]) % 2**32
+            worker["fills_per_s"] = None if fills is None or not seconds else fills / seconds
+        known = [worker["fills_per_s"] for worker in feed["workers"] if worker["fills_per_s"] is not None]
+        feed["fills_per_s"] = sum(known) if known else None
+        feed["rows_per_s"] = sum(known) * feed["rows"] if known else None
+    channels = {segment["id"]: segment["channel"] for segment in earlier["segments"] if segment["channel"]}
+    for segment in seen["segments"]:
+        if (channel := segment["channel"]) is None:
+            continue
+        old = channels.get(segment["id"])
+        for name in _COUNTS:
+            moved = -1 if old is None or not seconds else channel[name] - old[name]
+            channel[f"{name}_per_s"] = moved / seconds if moved >= 0 else None
+
+
+def _identity(feed: Facts) -> tuple[Any, ...]:
+    return feed["file"], feed["pid"], len(feed["workers"])
+
+
+def _rate(per_second: float | None) -> str:
+    if per_second is None:
+        return "-"
+    return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def _feed_lines(feed: Facts) -> Iterator[str | Table]:
+    if feed["damaged"]:
+        yield f"feed in memory of {_openers(feed)}: damaged: {plain(feed['damaged'])}"
+        return
+    state = ", ended" if not feed["alive"] else ", closed" if feed["over"] else ""
+    rates = f"{_rate(feed['fills_per_s'])} fills/s, {_rate(feed['rows_per_s'])} rows/s"
+    slots = f"{feed['slots']} slots of {nbytes_text(feed['slot_nbytes'])}"
+    yield f"feed of {feed['pid']} {command_text(feed)}{state}: {rates}, {slots}"
+    yield Table(
+        ("WORKER", "STATE", "BATCH", "FILLS/S", "LAST FILL", "ASKED", "ANSWERED"),
+        [
+            (
+                worker["worker"],
+                worker["state"],
+                "-" if worker["index"] is None else f"{worker['index']} of epoch {worker['epoch']}",
+                _rate(worker["fills_per_s"]),
+                "-" if worker["last_fill_ns"] is None else f"{worker['last_fill_ns'] * 1e-6:.3g} ms",
+                worker["asked"],
+                worker["answered"],
+            )
+            for worker in feed["workers"]
+        ],
+    )
+    if feed["processes"]:
+        yield f"  open in: {_openers(feed)}"
+
+
+def _openers(feed: Facts) -> str:
+    return "; ".join(f"{process['pid']} {command_text(process)}" for process in feed["processes"])
 
 
 def summary(done: Facts) -> str:
@@ -216,12 +285,20 @@ def _notes(array: Facts) -> Iterator[str]:
     yield f"  {block}: an arena of {layouts}; it holds {active}, changed {changes}"
 
 
+def _counts(channel: Facts) -> str:
+    """How many items were sent, received and dropped, with the rates that are known."""
+    rates = {name: channel[f"{name}_per_s"] for name in _COUNTS}
+    return ", ".join(
+        f"{name} {channel[name]}" + ("" if rate is None else f" ({_rate(rate)}/s)")
+        for name, rate in rates.items()
+    )
+
+
 def _channel_lines(channel: Facts) -> Iterator[str | Table]:
     fields = ", ".join(map(plain, channel["fields"]))
     yield (
-        f"  channel: {channel['mode']}, when full {channel['when_full']}; sent {channel['sent']}, "
-        f"received {channel['received']}, dropped {channel['dropped']}, deaths {channel['deaths']}; "
-        f"fields {fields}"
+        f"  channel: {channel['mode']}, when full {channel['when_full']}; {_counts(channel)}, "
+        f"deaths {channel['deaths']}; fields {fields}"
     )
     if channel["damaged"]:
         yield f"  channel: damaged: {plain(channel['damaged'])}"

@@ -61,24 +61,11 @@ def renderable(parts: Parts) -> Any:
     return Group(*shown)
 
 
-def styled(parts: Parts) -> Iterator[Any]:
-    """The lines of the parts for rich, which truncates long ones. Heads of tables are bold."""
-    from rich.text import Text
-
-    for part in parts:
-        head = "bold" if isinstance(part, Table) else ""
-        for i, line in enumerate(lines([part])):
-            yield Text(line, style=head if i == 0 else "", no_wrap=True, overflow="ellipsis")
-
-
-def group(texts: Iterable[Any]) -> Any:
-    from rich.console import Group
-
-    return Group(*texts)
-
-
-def show(parts: Parts) -> None:
-    """Prints the parts once."""
+def show(parts: Parts, clears: bool = False) -> None:
+    """Prints the parts. clears: in place of what a terminal shows; elsewhere behind an empty line."""
+    if clears:
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        print("\x1b[H\x1b[2J" if is_terminal else "\n", end="", flush=True)
     terminal = console()
     if terminal is None:
         print("\n".join(lines(parts)), flush=True)

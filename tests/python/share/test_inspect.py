@@ -25,6 +25,8 @@ ADD_SEALS, SEALS = 1033, 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
 
 def listed(document):
+    document = {"feeds": [], **document}
+    _observers.add_rates(document, None, 0)
     return "\n".join(_terminal.lines(_observers.listing(document)))
 
 
@@ -304,11 +306,13 @@ KEYS = {
     "death": "pid begin end several",
     "lease": "block pid place mode state begin end ticket age_ns task",
     "arena": "damaged layouts active generation",
-    "channel": "damaged mode when_full fields sent received dropped deaths slots producers consumers",
+    "channel": "damaged mode when_full fields sent received dropped deaths slots producers consumers "
+    "sent_per_s received_per_s dropped_per_s",
     "slot": "state sequence holders",
     "consumer": "pid cursor",
-    "feed": "file damaged pid command alive over nbytes rows slots slot_nbytes workers processes",
-    "worker": "worker state epoch index asked answered last_fill_ns",
+    "feed": "file damaged pid command alive over nbytes rows slots slot_nbytes workers processes "
+    "fills_per_s rows_per_s",
+    "worker": "worker state epoch index asked answered last_fill_ns fills_per_s",
 }
 
 
@@ -329,7 +333,7 @@ def test_the_names_of_the_document_s_members_stay(other, label):
     pickle.dumps(a)
     lease = a.lease("w", on_owner_died="ignore")
     document = json.loads(command("ls", "--json"))
-    assert set(document) == {"format", "segments", "feeds"} and document["format"] == 1
+    assert set(document) == {"format", "segments", "feeds", "seconds"} and document["format"] == 1
     met = set()
 
     def check(kind, value):
@@ -505,7 +509,7 @@ def test_the_columns_of_the_text_are_aligned(other, label):
 
 def test_without_any_memory_it_says_so(monkeypatch, capsys):
     assert listed({"format": 1, "segments": []}) == "no process of this user shares memory"
-    monkeypatch.setattr(_core, "describe_shared", lambda: '{"format": 1, "segments": []}')
+    monkeypatch.setattr(_core, "describe_shared", lambda: '{"format": 1, "segments": [], "feeds": []}')
     assert main(["ls"]) == 0
     assert capsys.readouterr().out == "no process of this user shares memory\n"
 
@@ -539,7 +543,9 @@ def collected(label):
     return next(s for s in document["segments"] if s["name"] == label)
 
 
-def test_gc_gives_back_what_the_dead_held_and_keeps_what_the_living_have(other, another, label):
+def test_gc_gives_back_what_the_dead_held_and_keeps_what_the_living_have(
+    lone_collector, other, another, label
+):
     a = tn.zeros(10, "uint8", shared=label)
     other.ask("import pickle; a = tn.attach(name); lease = a[:5].lease('w')", name=label)
     other.ask("sent = [pickle.dumps(a) for _ in range(3)]")
@@ -563,7 +569,7 @@ def test_gc_gives_back_what_the_dead_held_and_keeps_what_the_living_have(other, 
     assert (done["participants"], done["leases"], done["handles"]) == ([], 0, 0)
 
 
-def test_gc_wakes_who_waited_for_the_dead(other, another, label):
+def test_gc_wakes_who_waited_for_the_dead(lone_collector, other, another, label):
     a = tn.zeros(10, "uint8", shared=label)
     other.ask("a = tn.attach(name); lease = a.lease('w')", name=label)
     another.ask("a = tn.attach(name)", name=label)
@@ -575,7 +581,7 @@ def test_gc_wakes_who_waited_for_the_dead(other, another, label):
     del a
 
 
-def test_gc_does_not_touch_a_stopped_process(other, label):
+def test_gc_does_not_touch_a_stopped_process(lone_collector, other, label):
     a = tn.zeros(10, "uint8", shared=label)
     other.ask("a = tn.attach(name); lease = a.lease('w')", name=label)
     other.stop()
@@ -586,7 +592,7 @@ def test_gc_does_not_touch_a_stopped_process(other, label):
     del a
 
 
-def test_gc_says_why_and_what(label):
+def test_gc_says_why_and_what(lone_collector, label):
     a = tn.zeros(10, "uint8", shared=label)
     for _ in range(100):  # other tests collect, and have what is to be collected, too
         with Other() as other:
@@ -604,14 +610,14 @@ def test_gc_says_why_and_what(label):
     del a
 
 
-def test_gc_leaves_damaged_files_alone():
+def test_gc_leaves_damaged_files_alone(lone_collector):
     with Planted("tenon:text", b"TENONSEG" * 30000) as planted:
         before = os.pread(planted.fd, 1 << 20, 0)
         assert "damaged: this is no shared memory" in command("gc")
         assert os.pread(planted.fd, 1 << 20, 0) == before
 
 
-def test_gc_in_a_process_that_has_the_memory_itself(other, label):
+def test_gc_in_a_process_that_has_the_memory_itself(lone_collector, other, label):
     a = tn.zeros(10, "uint8", shared=label)
     lease = a.lease("r")
     other.ask("a = tn.attach(name)", name=label)

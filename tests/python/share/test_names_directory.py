@@ -323,7 +323,7 @@ def test_what_a_killed_process_leaves_is_in_nobody_s_way(name, directory):
 
 
 @pytest.mark.parametrize("way", ["create", "attach", "gc"])
-def test_what_dead_processes_leave_is_removed_by_the_next_one(name, directory, way):
+def test_what_dead_processes_leave_is_removed_by_the_next_one(name, directory, way, lone_collector):
     with Other() as maker:
         maker.ask("a = [tn.zeros(3, shared=f'{name}-{i}') for i in range(5)]", name=name)
         maker.kill()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tenon top`: feeds and channels of other processes are shown as they are, with rates; looking changes
-nothing and survives whatever it finds. Oracle of the rates: what feed and channel count themselves."""
+"""`tenon ls` shows feeds and channels of other processes as they are, with rates; looking changes nothing and
+survives whatever it finds. Oracle of the rates: what feed and channel count themselves."""
 
 import contextlib
 import gc
@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -24,8 +23,7 @@ import tenon as tn
 from tenon import _core
 from tenon.__main__ import main
 from tenon._tools import terminal as _terminal
-from tenon._tools.observers import command_text
-from tenon._tools.top import HELP, Top, View, keys_in, parts
+from tenon._tools.observers import add_rates, command_text, listing
 
 SCHEMA = tn.schema(data=("f4", (8, 16)), label=("i8", (8,)))
 SECONDS = 600  # within which all of this is done
@@ -45,8 +43,20 @@ def running(**options):
         yield feed, batches
 
 
+class Looks:
+    """Documents as `tenon ls --watch --json` prints them, one after the other."""
+
+    before = None
+
+    def look(self):
+        seen, now = json.loads(_core.describe_shared()), time.monotonic()
+        add_rates(seen, self.before, now)
+        self.before = seen, now
+        return seen
+
+
 def lines(frame):
-    return _terminal.lines(parts(frame))
+    return _terminal.lines(listing(frame))
 
 
 def feeds():
@@ -67,7 +77,7 @@ def take(batches, count):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "tenon", "top", *arguments]
+    return [sys.executable, "-m", "tenon", "ls", *arguments]
 
 
 # --------------------------------------------------------------------------------------------- feeds
@@ -77,11 +87,11 @@ def command(*arguments):
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_feed_with_worker_processes_is_shown_with_its_rates(way):
     with running(processes=way) as (feed, batches):
-        top = Top()
-        top.look()
+        looks = Looks()
+        looks.look()
         first = sum(worker.fills for worker in feed.stats().per_worker)
         take(batches, 50)
-        frame = top.look()
+        frame = looks.look()
         last = sum(worker.fills for worker in feed.stats().per_worker)
         (seen,) = own(frame["feeds"])
         assert (seen["damaged"], seen["alive"], seen["over"]) == (None, True, False)
@@ -97,7 +107,7 @@ def test_a_feed_with_worker_processes_is_shown_with_its_rates(way):
             assert worker["last_fill_ns"] >= 2_000_000
         text = "\n".join(lines(frame))
         assert f"feed of {os.getpid()} " in text and " fills/s" in text
-    frame = top.look()
+    frame = looks.look()
     (closed,) = [one for one in frame["feeds"] if one["file"] == seen["file"]]
     assert closed["over"]
     assert ", closed: " in "\n".join(lines({**frame, "feeds": [closed]}))
@@ -183,7 +193,7 @@ def test_damaged_memory_is_shown_as_such(content, says):
         (seen,) = own(feeds())
         assert says in seen["damaged"]
         assert (seen["pid"], seen["workers"]) == (None, [])
-        assert f"damaged: {seen['damaged']}" in "\n".join(lines(Top().look()))
+        assert f"damaged: {seen['damaged']}" in "\n".join(lines(Looks().look()))
 
 
 @pytest.mark.parametrize("nbytes", [8, 100, 8192])
@@ -199,14 +209,14 @@ def test_memory_full_of_noise_is_survived():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    top = Top()
+    looks = Looks()
     undamaged = 0
     for _ in range(200):
         noise = bytearray(content)
         for _ in range(chance.choice((1, 10, 1000))):
             noise[chance.randrange(8, len(noise))] = chance.randrange(256)
         with memory_file(noise) as fd:
-            frame = top.look()
+            frame = looks.look()
             (seen,) = (feed for feed in frame["feeds"] if feed["file"] == os.fstat(fd).st_ino)
             json.dumps(frame, allow_nan=False)
             assert list(lines(frame))
@@ -268,15 +278,15 @@ def test_a_stopped_process_is_shown_and_not_waited_for():
 
 def test_a_feed_whose_process_has_been_killed_vanishes():
     with other_feed() as child:
-        top = Top()
-        assert any(feed["pid"] == child.pid for feed in top.look()["feeds"])
+        looks = Looks()
+        assert any(feed["pid"] == child.pid for feed in looks.look()["feeds"])
         child.kill()
         child.wait()
         end = time.monotonic() + SECONDS  # its worker is killed by the kernel
-        frame = top.look()
+        frame = looks.look()
         while any(feed["pid"] == child.pid and feed["alive"] for feed in frame["feeds"]):
             assert time.monotonic() < end, frame
-            frame = top.look()
+            frame = looks.look()
         assert list(lines(frame))
 
 
@@ -284,10 +294,10 @@ def test_a_feed_whose_process_has_been_killed_vanishes():
 
 
 def test_a_channel_is_shown_with_its_rates():
-    name = f"tenon.top.{os.getpid()}"
+    name = f"tenon.rates.{os.getpid()}"
     channel = tn.Channel(SCHEMA, slots=4, name=name)
-    top = Top()
-    (seen,) = [segment for segment in top.look()["segments"] if segment["name"] == name]
+    looks = Looks()
+    (seen,) = [segment for segment in looks.look()["segments"] if segment["name"] == name]
     assert (seen["channel"]["sent"], seen["channel"]["sent_per_s"]) == (0, None)
     for i in range(9):
         with channel.loan() as item:
@@ -295,16 +305,16 @@ def test_a_channel_is_shown_with_its_rates():
         if i < 7:
             with channel.recv() as item:
                 assert item.label[0] == i
-    frame = top.look()
+    frame = looks.look()
     (seen,) = [segment for segment in frame["segments"] if segment["name"] == name]
     assert (seen["channel"]["sent"], seen["channel"]["received"]) == (9, 7)
     assert seen["channel"]["sent_per_s"] * frame["seconds"] == pytest.approx(9)
     with channel.recv():
-        later = top.look()
+        later = looks.look()
     (seen,) = [segment for segment in later["segments"] if segment["name"] == name]
     assert seen["channel"]["received_per_s"] * later["seconds"] == pytest.approx(1)
     assert seen["channel"]["sent_per_s"] == 0
-    assert seen["channel"]["slots"]["held"] == 1
+    assert [slot["state"] for slot in seen["channel"]["slots"]].count("held") == 1
     text = "\n".join(lines(later))
     assert f"{name}  channel" in text and "received 8 (" in text
 
@@ -312,80 +322,73 @@ def test_a_channel_is_shown_with_its_rates():
 # ------------------------------------------------------------------------------------- the command
 
 
-def test_one_frame_as_json():
+def test_watching_prints_objects_with_rates():
     with running(processes="fork") as (_, batches):
-        child = subprocess.Popen(command("--once", "--json", "--interval", "0.3"), stdout=subprocess.PIPE)
-        while child.poll() is None:
-            next(batches)
-        out = child.communicate()[0]
-    assert child.returncode == 0
-    frame = json.loads(out)
+        child = subprocess.Popen(command("--watch", "0.3", "--json"), stdout=subprocess.PIPE)
+        first = child.stdout.readline()
+        take(batches, 20)
+        second = child.stdout.readline()
+        child.kill()
+        child.communicate()
+    (seen,) = own(json.loads(first)["feeds"])
+    assert (json.loads(first)["seconds"], seen["fills_per_s"]) == (None, None)
+    frame = json.loads(second)
     (seen,) = own(frame["feeds"])
     assert frame["format"] == 1 and frame["seconds"] >= 0.3 and seen["fills_per_s"] > 0
 
 
-def test_one_frame_as_text(capsys):
+def test_a_feed_as_text(capsys):
     with running(processes="fork"):
-        assert main(["top", "--once", "--interval", "0.01"]) == 0
+        assert main(["ls"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("tenon top: ") and "\x1b" not in out and "WORKER  STATE" in out
+    assert f"feed of {os.getpid()} " in out and "\x1b" not in out and "WORKER  STATE" in out
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "x"])
 def test_intervals_that_cannot_be_are_status_2(interval):
     with pytest.raises(SystemExit) as error:
-        main(["top", "--interval", interval])
+        main(["ls", f"--watch={interval}"])
     assert error.value.code == 2
 
 
-def environment(folder, has_rich):
-    """Of a terminal that can be redrawn, with rich or where it cannot be imported."""
+@pytest.mark.parametrize("has_rich", [True, False], ids=["rich", "plain"])
+def test_each_look_replaces_the_one_before_on_a_terminal(tmp_path, has_rich):
     paths = [os.environ.get("PYTHONPATH")]
     if has_rich:
         pytest.importorskip("rich")
     else:
-        (folder / "rich.py").write_text("raise ImportError('No module named rich')")
-        paths.insert(0, str(folder))
+        (tmp_path / "rich.py").write_text("raise ImportError('No module named rich')")
+        paths.insert(0, str(tmp_path))
     path = os.pathsep.join(filter(None, paths))
-    return {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("has_rich", [True, False], ids=["rich", "plain"])
-@pytest.mark.parametrize("how", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
-def test_keys_end_it_and_leave_the_terminal_as_it_was(tmp_path, how, has_rich):
     main_end, terminal = pty.openpty()
-    before = termios.tcgetattr(terminal)
+    a = tn.zeros(4, shared=f"tenon.watch.{os.getpid()}.{has_rich}")
     child = subprocess.Popen(
         [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-         "os.execv(sys.executable, [sys.executable, '-m', 'tenon', 'top', '--interval', '0.05'])"],
+         "os.execv(sys.executable, [sys.executable, '-m', 'tenon', 'ls', '--watch', '0.05'])"],
         stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-        env=environment(tmp_path, has_rich),
+        env={**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
     )  # fmt: skip
     try:
         out, end = b"", time.monotonic() + SECONDS
-        while out.count(b"tenon top: ") < 3:
+        while out.count(f"tenon.watch.{os.getpid()}.{has_rich}".encode()) < 3:
             assert time.monotonic() < end and child.poll() is None, out
             if select.select([main_end], [], [], 1)[0]:
                 out += os.read(main_end, 65536)
-        assert (b"\x1b[H" in out) == has_rich, "frames are redrawn in place with rich alone"
-        assert termios.tcgetattr(terminal)[3] & termios.ICANON == 0
-        os.write(main_end, how)
+        assert out.startswith(b"\x1b[H\x1b[2J") and out.count(b"\x1b[H\x1b[2J") >= 3
+        os.write(main_end, b"\x03")
         while child.poll() is None:
             assert time.monotonic() < end
             if select.select([main_end], [], [], 0.05)[0]:
                 out += os.read(main_end, 65536)
         while select.select([main_end], [], [], 0)[0]:
             out += os.read(main_end, 65536)
-        assert child.returncode == 0, out
-        assert b"Traceback" not in out
-        assert out.count(b"\x1b[?1049h") == out.count(b"\x1b[?1049l") == has_rich
-        assert termios.tcgetattr(terminal) == before
+        assert (child.returncode, b"Traceback" in out) == (130, False), out
     finally:
         child.kill()
         child.wait()
         os.close(main_end)
         os.close(terminal)
+        del a
 
 
 def test_rich_shows_the_words_of_the_plain_text():
@@ -396,13 +399,8 @@ def test_rich_shows_the_words_of_the_plain_text():
         _terminal.Table(("NEVER", "SHOWN"), []),
         "  after",
     ]
-    for made in (_terminal.renderable(shown), _terminal.group(_terminal.styled(shown))):
-        console.print(made)
-        assert console.file.getvalue().split() == " ".join(_terminal.lines(shown)).split()
-        console.file.seek(0)
-        console.file.truncate()
-    console.print(_terminal.group(_terminal.styled(["x" * 150])))
-    assert len(console.file.getvalue().strip("\n")) == 100, "cut to the width"
+    console.print(_terminal.renderable(shown))
+    assert console.file.getvalue().split() == " ".join(_terminal.lines(shown)).split()
     console.file.seek(0)
     console.file.truncate()
     console.print(_terminal.renderable(["x" * 150]))
@@ -419,87 +417,13 @@ def test_columns_of_plain_tables_are_aligned():
     ]
 
 
-def test_frames_into_a_pipe_end_with_its_reader():
-    child = subprocess.Popen(command("--interval", "0.02"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdout.readline().startswith(b"tenon top: ")
+def test_looks_into_a_pipe_end_with_its_reader():
+    child = subprocess.Popen(command("--watch=0.02"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.readline() == b"\n"
     child.stdout.close()
     errors = child.stderr.read()
     assert (child.wait(SECONDS), errors) == (0, b"")
     child.stderr.close()
-
-
-# ------------------------------------------------------------------------------- sorting, filtering, keys
-
-
-def segment(name, nbytes, sent_per_s=None):
-    channel = None if sent_per_s is None else {"damaged": "no", "sent_per_s": sent_per_s}
-    facts = dict.fromkeys(["damaged", "oldest_lease_ns"]) | {"processes": [], "leases": 0, "waiting": 0}
-    about = {"id": name * 4, "name": name, "kind": "array", "file": "f"}
-    return {**facts, **about, "committed_nbytes": nbytes, "channel": channel}
-
-
-FRAME = {
-    "seconds": 1.0,
-    "damaged": None,
-    "feeds": [],
-    "segments": [segment("beta", 10, 3.0), segment("alpha", 30), segment("gamma", 20, 7.0)],
-}
-
-
-def names(view):
-    return [line.split()[0] for line in _terminal.lines(parts(FRAME, view)) if line[:1] in ("a", "b", "g")]
-
-
-@pytest.mark.parametrize(
-    ("sort", "order"),
-    [
-        ("none", ["beta", "alpha", "gamma"]),
-        ("name", ["alpha", "beta", "gamma"]),
-        ("memory", ["alpha", "gamma", "beta"]),
-        ("rate", ["gamma", "beta", "alpha"]),
-    ],
-)
-def test_segments_are_sorted(sort, order):
-    assert names(View(sort=sort)) == order
-    view = View()
-    while view.sort != sort:
-        view.press("s", 10)
-    assert names(view) == order
-
-
-def test_a_filter_is_typed_and_shows_what_has_the_text():
-    view = View()
-    for key in keys_in(b"/GAX\x7f"):
-        view.press(key, 10)
-    assert view.is_typing and names(view) == ["gamma"]
-    assert next(parts(FRAME, view)).endswith(", with: GA_")
-    for key in ("q", "s", "backspace", "backspace", "enter"):
-        view.press(key, 10)
-    assert (view.filter, view.sort, view.is_typing) == ("GA", "none", False)
-    view.press("escape", 10)
-    assert names(view) == ["beta", "alpha", "gamma"]
-
-
-def test_keys_are_told_apart():
-    assert keys_in(b"\x1b[Aj\x1b[6~\x1b[1~\x1b[F") == ["up", "j", "page down", "home", "end"]
-    assert keys_in(b"\x1b") == ["escape"]
-    assert keys_in("\u00e9?\r".encode()) == ["\u00e9", "?", "enter"]
-    assert keys_in(b"\x1b[24~\x1b[1;5Cx") == ["x"], "other keys are left out"
-
-
-def test_scrolling_stays_at_the_first_line():
-    view = View()
-    for key, first in (
-        ("down", 1),
-        ("page down", 9),
-        ("up", 8),
-        ("page up", 0),
-        ("k", 0),
-        (" ", 8),
-        ("g", 0),
-    ):
-        view.press(key, 8)
-        assert view.first == first, key
 
 
 @pytest.mark.parametrize(
@@ -524,52 +448,3 @@ def test_a_process_is_named_by_its_script(tmp_path, arguments, text):
         assert command_text({"pid": child.pid, "command": comm}).endswith(text)
         assert command_text({"pid": child.pid, "command": "other"}) == "other"
     assert command_text({"pid": child.pid, "command": comm}) == comm, "it has ended"
-
-
-@pytest.mark.slow
-def test_keys_change_what_the_terminal_shows(tmp_path):
-    main_end, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (12, 100))
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-         "os.execv(sys.executable, [sys.executable, '-m', 'tenon', 'top', '--interval', '0.05'])"],
-        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-        env={**environment(tmp_path, True), "COLUMNS": "100", "LINES": "12"},
-    )  # fmt: skip
-    out, end = b"", time.monotonic() + SECONDS
-
-    def until(text):
-        nonlocal out
-        while text.encode() not in out:
-            assert time.monotonic() < end and child.poll() is None, out
-            if select.select([main_end], [], [], 1)[0]:
-                out += os.read(main_end, 65536)
-        out = b""
-
-    arrays = [tn.zeros(4, shared=f"top.{os.getpid()}.{i}") for i in range(6)]
-    try:
-        until("tenon top: ")
-        os.write(main_end, b"s")
-        until(", by name")
-        os.write(main_end, f"/top.{os.getpid()}.5".encode())
-        until(f", with: top.{os.getpid()}.5_")
-        os.write(main_end, b"\r")
-        until(f"top.{os.getpid()}.5  array")
-        os.write(main_end, b"\x1b")
-        until("by name")
-        os.write(main_end, b"?")
-        until(HELP[0])
-        os.write(main_end, b"?G")
-        until(f"top.{os.getpid()}.5  array")
-        os.write(main_end, b"q")
-        while child.poll() is None:
-            assert time.monotonic() < end
-            if select.select([main_end], [], [], 0.05)[0]:
-                out += os.read(main_end, 65536)
-        assert child.returncode == 0, out
-    finally:
-        del arrays
-        child.kill()
-        child.wait()
-        os.close(main_end)
-        os.close(terminal)
