@@ -84,9 +84,6 @@ typedef struct tenon_plugin_setup {
   int32_t reserved;
 } tenon_plugin_setup;
 
-/* The name of the request in version 1. */
-typedef tenon_fill_request tenon_plugin_request;
-
 typedef struct tenon_plugin {
   uint32_t struct_size; /* struct_size and abi keep their offsets in every version */
   uint32_t abi;         /* TENON_PLUGIN_ABI */

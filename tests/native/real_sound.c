@@ -54,7 +54,7 @@ static int32_t sound_describe(void* state, const tenon_plugin_field** fields, in
 }
 
 /* Row i of batch k begins at frame (k * rows + i) * window / 2. */
-static int32_t sound_fill(void* state, const tenon_plugin_request* request, char* message,
+static int32_t sound_fill(void* state, const tenon_fill_request* request, char* message,
                           size_t message_size) {
   sound* const self = state;
   float* const wave = request->fields[0];
