@@ -177,8 +177,10 @@ class Environment:
             must_run(step, self.python, *PIP, "uninstall", "--quiet", "--yes", *NAMES)
 
 
-def current_wheel(environment, is_profiled=False):
-    """The wheel of this tree; builds it with the tools of the environment when sources have changed."""
+def current_wheel(environment, is_profiled=False, beside=None):
+    """The wheel of this tree; builds it with the tools of the environment when sources have changed. `beside`
+    runs beside the first build, whether there is one or not."""
+    beside = beside or contextlib.nullcontext()
     folder = PROFILED_WHEELS if is_profiled else WHEELS
     stamp, sources = folder / "sources.sha256", digest(source_files())
     wheels = list(folder.glob("*.whl"))
@@ -187,13 +189,15 @@ def current_wheel(environment, is_profiled=False):
         environment.uninstall()
         how = {"SKBUILD_CMAKE_DEFINE": "TENON_PRECOMPILE=ON"}
         if is_profiled:
-            wheel_profile.take_profile(environment.python)
-            how = wheel_profile.variables("USE")
+            wheel_profile.take_profile(environment.python, beside)
+            beside, how = contextlib.nullcontext(), wheel_profile.variables("USE")
         options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
-        must_run("build the wheel", environment.python, *PIP, "wheel", *options, ROOT, **how)
+        with beside:
+            must_run("build the wheel", environment.python, *PIP, "wheel", *options, ROOT, **how)
         stamp.write_text(sources)
-        wheels = list(folder.glob("*.whl"))
-    return wheels[0]
+        return next(folder.glob("*.whl"))
+    with beside:
+        return wheels[0]
 
 
 def prepare(name, is_profiled=False):
@@ -201,11 +205,9 @@ def prepare(name, is_profiled=False):
     if not shutil.which(os.environ.get("CXX", "c++")):
         sys.exit("Tenon needs a C++20 compiler (g++ 12 or newer, or clang++) and found none.")
     environment = Environment(VENV, base_python())
-    # The wheel is built while pip downloads the rest. A profile is taken with all of it.
-    environment.require(name if is_profiled else "build")
-    with environment.requiring(name):
-        wheel = current_wheel(environment, is_profiled)
-    environment.install(wheel)
+    environment.require("build")
+    # The wheel is built while pip downloads the rest.
+    environment.install(current_wheel(environment, is_profiled, environment.requiring(name)))
     return environment
 
 

@@ -6,6 +6,7 @@ is built there next, with the environment variables that `variables("USE")` retu
 
 Needs GCC, and a Python that has the requirements of the build."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -25,12 +26,14 @@ def variables(profile):
     }
 
 
-def take_profile(python=sys.executable):
+def take_profile(python=sys.executable, beside=None):
+    """beside: runs beside the build, and has ended before the calls are counted."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     with tempfile.TemporaryDirectory() as site:
         options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", site)
         pip = (python, "-m", "pip", "--disable-pip-version-check", "install", *options, ROOT)
-        must_run("build the package with counters", *pip, **variables("GENERATE"))
+        with beside or contextlib.nullcontext():
+            must_run("build the package with counters", *pip, **variables("GENERATE"))
         must_run("count the calls of Python", python, ROOT / "tools/wheel_workload.py", PYTHONPATH=site)
         include, library, program = f"{site}/tenon/include", f"{site}/tenon/lib", f"{site}/workload"
         link = ("-L", library, "-ltenon", f"-Wl,-rpath,{library}")
