@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "addresses.h"
 #include "ending_threads.h"
 #include "frames.h"
 #include "ndarray.h"
@@ -89,22 +90,6 @@ class Sleeper {
   Sleeper* next_;
 };
 
-struct ByteRange {
-  uintptr_t begin;
-  uintptr_t end;
-};
-
-ByteRange extent_of(const tenon_array_desc& desc) noexcept {
-  ByteRange extent{reinterpret_cast<uintptr_t>(desc.data), reinterpret_cast<uintptr_t>(desc.data)};
-  if (desc.size == 0) return extent;
-  for (int32_t i = 0; i < desc.ndim; ++i) {
-    const int64_t span = (desc.shape[i] - 1) * desc.strides[i] * static_cast<int64_t>(desc.itemsize);
-    (span < 0 ? extent.begin : extent.end) += static_cast<uintptr_t>(span);
-  }
-  extent.end += desc.itemsize != 0 ? desc.itemsize : desc.nbytes;
-  return extent;
-}
-
 // The innermost frame of each thread. All of this may run the garbage collector.
 class Stacks {
  public:
@@ -157,7 +142,7 @@ class BufferCalls {
 
   // A call of another thread that conflicts with an access. Removes calls that have ended from the list.
   static std::optional<ViewSite> find(tenon_array* array, Access access) {
-    const ByteRange extent = extent_of(*tenon_array_describe(array));
+    const Addresses extent = addresses_of(*tenon_array_describe(array));
     const unsigned long here = PyThread_get_thread_ident();
     const bool looks_at_all = n_ > kFew;
     Stacks stacks;

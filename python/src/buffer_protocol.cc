@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "addresses.h"
 #include "buffer_calls.h"
 #include "callbacks.h"
 #include "ndarray.h"
@@ -138,16 +139,11 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   const auto ndim = static_cast<size_t>(desc.ndim);
   std::unique_ptr<BufferExport, FreeExport> held(make_export(ndim));
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
-  const auto data = reinterpret_cast<uintptr_t>(desc.data);
-  uintptr_t begin = data;
-  uintptr_t end = data;
   for (size_t i = 0; i < ndim; ++i) {
     held->dims[i] = desc.shape[i];
     held->dims[ndim + i] = desc.strides[i] * static_cast<Py_ssize_t>(desc.itemsize);
-    const int64_t span = (held->dims[i] - 1) * held->dims[ndim + i];
-    (span < 0 ? begin : end) += static_cast<uintptr_t>(span);
   }
-  end = desc.size != 0 ? end + desc.itemsize : begin;
+  const auto [begin, end] = addresses_of(desc);
   const bool has_shape = wants(flags, PyBUF_ND);
   const bool has_axes = ndim > 0;  // without axes PEP 3118 has NULL for shape and strides
   buffer->buf = desc.data;

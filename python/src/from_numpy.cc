@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "addresses.h"
 #include "arguments.h"
 #include "elements.h"
 #include "ndarray.h"
@@ -102,8 +103,8 @@ void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
 void describe_extent(PyObject* root, tenon_adoption* out) noexcept {
   const Addresses extent = addresses_of(root);
   if (extent.begin == extent.end) return;
-  out->extent = extent.begin;
-  out->extent_nbytes = static_cast<uint64_t>(extent.end - extent.begin);
+  out->extent = reinterpret_cast<void*>(extent.begin);
+  out->extent_nbytes = extent.end - extent.begin;
 }
 
 // If the memory of x came from an NDArray: another array on the same storage; else empty.

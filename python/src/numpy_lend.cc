@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "addresses.h"
 #include "ndarray.h"
 #include "numpy_api.h"
 
@@ -159,8 +160,17 @@ const Lend* lend_of(const owners::Node* node) noexcept {
   return is_lend ? static_cast<const Lend*>(node) : nullptr;
 }
 
-bool do_overlap(const Addresses& a, const Addresses& b) noexcept {
-  return a.begin < a.end && b.begin < b.end && a.begin < b.end && b.begin < a.end;
+nb::tuple addresses(nb::handle array) {
+  Addresses found{};
+  if (is_ndarray(array.ptr())) {
+    found = addresses_of(*tenon_array_describe(array_of(array.ptr())));
+  } else {
+    need_numpy();
+    if (!is_numpy_array(array.ptr())) raise(PyExc_TypeError, "%R is no array", array.ptr());
+    found = addresses_of(array.ptr());
+  }
+  if (found.begin == found.end) found = {};
+  return nb::make_tuple(found.begin, found.end);
 }
 
 // (mode, shape, dtype, site) for tenon.borrowers().
@@ -208,7 +218,7 @@ PyObject* lent_base_of(PyObject* x) noexcept {
   const PyObject* const root = root_of(x).array;
   const Addresses inner = addresses_of(x);
   PyObject* found = nullptr;
-  ptrdiff_t widest = 0;
+  uintptr_t widest = 0;
   table.visit([&](const Lender& lender) {
     if (lender.n_cleared == 0) return;
     const Addresses outer = addresses_of(lender.array);
@@ -248,7 +258,7 @@ std::vector<Loan> loans_of(PyObject* x) {
   std::vector<Loan> loans;
   const Addresses wanted = addresses_of(x);
   table.visit([&](const Lender& lender) {
-    if (!do_overlap(wanted, addresses_of(lender.array))) return;
+    if (!wanted.overlaps(addresses_of(lender.array))) return;
     const nb::object array = nb::borrow(lender.array);
     if (!lender.is_over) loans.push_back({array, lender.writers, lender.site});
     const auto oldest = static_cast<ptrdiff_t>(loans.size());
@@ -263,18 +273,6 @@ Loan loan_of(const owners::Node* node) noexcept {
   if (array == nullptr) return {};
   const Lend& lend = *lend_of(node);
   return {nb::borrow(array), lend.writers, lend.site};
-}
-
-Addresses addresses_of(PyObject* x) noexcept {
-  PyArrayObject* const array = as_numpy(x);
-  char* low = PyArray_BYTES(array);
-  if (PyArray_SIZE(array) == 0) return {low, low};
-  char* high = low + PyArray_ITEMSIZE(array);
-  for (int i = 0; i < PyArray_NDIM(array); ++i) {
-    const npy_intp reach = (PyArray_DIM(array, i) - 1) * PyArray_STRIDE(array, i);
-    (reach < 0 ? low : high) += reach;
-  }
-  return {low, high};
 }
 
 Root root_of(PyObject* x) noexcept {
@@ -316,6 +314,9 @@ void add_numpy_lend(nb::module_& module) {
   module.def("borrowers", borrowers, nb::arg("x").none(),
              nb::sig("def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]"),
              "(mode, shape, dtype, site) of each loan that has memory of x.");
+  module.def(
+      "addresses", addresses, nb::arg("array"), nb::sig("def addresses(array: Any) -> tuple[int, int]"),
+      "Where the bytes of an NDArray, or of an array of NumPy, begin and end; (0, 0) without elements.");
   module.def("lone_loan", lone_loan, nb::arg("array"), nb::sig("def lone_loan(array: NDArray) -> str | None"),
              "The line that lent the memory of an array, if its NumPy array is read-only meanwhile and "
              "nothing else\nrefers to that; else None.");

@@ -70,13 +70,6 @@ bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept;
 // references to it.
 bool is_known_to_tenon_only(PyObject* x, Py_ssize_t n_own) noexcept;
 
-// The lowest address of x's elements, and that behind the highest one; equal where there are none.
-struct Addresses {
-  char* begin;
-  char* end;
-};
-Addresses addresses_of(PyObject* x) noexcept;
-
 // The array at the end of x's chain of bases, and what that one stands on (null: memory of its own).
 struct Root {
   PyObject* array;

@@ -1039,6 +1039,11 @@ def from_numpy(
 def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:
     """(mode, shape, dtype, site) of each loan that has memory of x."""
 
+def addresses(array: Any) -> tuple[int, int]:
+    """
+    Where the bytes of an NDArray, or of an array of NumPy, begin and end; (0, 0) without elements.
+    """
+
 def lone_loan(array: NDArray) -> str | None:
     """
     The line that lent the memory of an array, if its NumPy array is read-only meanwhile and nothing else

@@ -74,15 +74,12 @@ std::string layout_text(const Layout& layout) {
   if (layout.is_in_c_order() || itemsize == 0) {
     return checked_bytes(layout, 0, packed_nbytes(size, layout.dtype, layout.flags));
   }
-  const Reach r = reach(layout.shape, layout.strides);
-  int64_t low = 0;
+  const std::optional<Reach> r = reach(layout.shape, layout.strides, itemsize, itemsize);
   int64_t span = 0;
-  if (__builtin_sub_overflow(r.high, r.low, &span) ||
-      __builtin_mul_overflow(r.low, static_cast<int64_t>(itemsize), &low) ||
-      __builtin_mul_overflow(span, static_cast<int64_t>(itemsize), &span)) {
+  if (!r || __builtin_sub_overflow(r->high, r->low, &span)) {
     throw_error(Code::kValue, layout_text(layout), " of ", itemsize, " bytes does not fit in 64 bits");
   }
-  return checked_bytes(layout, low, static_cast<uint64_t>(span));
+  return checked_bytes(layout, r->low, static_cast<uint64_t>(span));
 }
 
 void check_data(const Layout& layout) {
@@ -158,16 +155,11 @@ bool Array::is_dense() const noexcept {
 }
 
 [[gnu::hot]] Extent Array::extent() const noexcept {
-  auto begin = reinterpret_cast<uintptr_t>(desc_.data);
-  if (desc_.size == 0) return {begin, begin};
-  if (!is_byte_sized()) return {begin, begin + desc_.nbytes};
-  uintptr_t end = begin + desc_.itemsize;
-  for (int32_t i = 0; i < desc_.ndim; ++i) {
-    const auto reach = static_cast<uintptr_t>((desc_.shape[i] - 1) * desc_.strides[i] *
-                                              static_cast<int64_t>(desc_.itemsize));
-    (desc_.strides[i] < 0 ? begin : end) += reach;
-  }
-  return {begin, end};
+  const auto first = reinterpret_cast<uintptr_t>(desc_.data);
+  if (!is_byte_sized()) return {first, first + desc_.nbytes};
+  // touched() has found that it fits.
+  const Reach r = reach(shape(), strides(), desc_.itemsize, desc_.itemsize).value_or(Reach{});
+  return {first + static_cast<uintptr_t>(r.low), first + static_cast<uintptr_t>(r.high)};
 }
 
 Ref<Array> Array::make(Ref<Storage> storage, const Layout& layout) {

@@ -4,17 +4,22 @@
 #include <algorithm>
 #include <numeric>
 
+#include "array/shape.h"
+
 namespace tenon::impl {
 namespace {
 
 template <int64_t Axis::* stride>
 ByteRange extent(const void* first, const Loop& loop, uint32_t width) {
-  ByteRange result{reinterpret_cast<uintptr_t>(first), reinterpret_cast<uintptr_t>(first) + width};
+  int64_t shape[Loop::kMaxAxes], strides[Loop::kMaxAxes];
   for (int k = 0; k < loop.ndim; ++k) {
-    const int64_t reach = (loop.axes[k].n - 1) * loop.axes[k].*stride;
-    (reach < 0 ? result.begin : result.end) += static_cast<uintptr_t>(reach);
+    shape[k] = loop.axes[k].n;
+    strides[k] = loop.axes[k].*stride;
   }
-  return result;
+  const auto ndim = static_cast<size_t>(loop.ndim);
+  const Reach r = reach({shape, ndim}, {strides, ndim}, width, 1).value_or(Reach{});  // of a valid array
+  const auto at = reinterpret_cast<uintptr_t>(first);
+  return {at + static_cast<uintptr_t>(r.low), at + static_cast<uintptr_t>(r.high)};
 }
 
 }  // namespace

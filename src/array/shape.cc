@@ -68,18 +68,4 @@ bool is_c_contiguous(Dims shape, Dims strides) {
   return contiguous;
 }
 
-Reach reach(Dims shape, Dims strides) {
-  Reach result{0, 1};
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] == 0) return {0, 0};
-    int64_t span = 0;
-    int64_t& end = strides[i] < 0 ? result.low : result.high;
-    if (__builtin_mul_overflow(shape[i] - 1, strides[i], &span) || __builtin_add_overflow(end, span, &end)) {
-      throw_error(Code::kValue, "shape ", shape_text(shape), " with ", strides_text(strides),
-                  " does not fit in 64 bits");
-    }
-  }
-  return result;
-}
-
 }  // namespace tenon::impl

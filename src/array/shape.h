@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "tenon/tenon.h"
@@ -39,12 +40,26 @@ void fill_c_strides(Dims shape, int64_t* out);
 // without elements is contiguous.
 bool is_c_contiguous(Dims shape, Dims strides);
 
-// The first element touched and one past the last, counted in elements from element 0: low <= 0 < high.
-// Both are 0 when there are no elements. Fails with kValue on overflow.
+// The bytes that elements touch, counted from element 0: low <= 0 < high. Both are 0 when there are no
+// elements.
 struct Reach {
   int64_t low;
   int64_t high;
 };
-Reach reach(Dims shape, Dims strides);
+// width: of an element, in bytes. unit: the bytes in which strides are counted. Empty: it does not fit in 64
+// bits.
+inline std::optional<Reach> reach(Dims shape, Dims strides, int64_t width, int64_t unit) noexcept {
+  Reach result{0, width};
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return Reach{0, 0};
+    int64_t span = 0;
+    int64_t& end = strides[i] < 0 ? result.low : result.high;
+    if (__builtin_mul_overflow(shape[i] - 1, strides[i], &span) ||
+        __builtin_mul_overflow(span, unit, &span) || __builtin_add_overflow(end, span, &end)) {
+      return std::nullopt;
+    }
+  }
+  return result;
+}
 
 }  // namespace tenon::impl

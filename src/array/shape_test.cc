@@ -44,13 +44,17 @@ TEST(Shape, ContiguityIgnoresStridesThatMeanNothing) {
 }
 
 TEST(Shape, ReachFollowsNegativeStrides) {
-  const Reach r = reach(Vector{2, 3}, Vector{-3, 1});
-  EXPECT_EQ(r.low, -3);
-  EXPECT_EQ(r.high, 3);
-  const Reach empty = reach(Vector{0}, Vector{5});
-  EXPECT_EQ(empty.low, 0);
-  EXPECT_EQ(empty.high, 0);
-  EXPECT_THROW(reach(Vector{3}, Vector{INT64_MAX}), Error);
+  const std::optional<Reach> r = reach(Vector{2, 3}, Vector{-3, 1}, 4, 4);
+  ASSERT_TRUE(r);
+  EXPECT_EQ(r->low, -12);
+  EXPECT_EQ(r->high, 12);
+  const std::optional<Reach> empty = reach(Vector{3, 0}, Vector{1, 5}, 4, 4);
+  ASSERT_TRUE(empty);
+  EXPECT_EQ(empty->low, 0);
+  EXPECT_EQ(empty->high, 0);
+  EXPECT_FALSE(reach(Vector{3}, Vector{INT64_MAX}, 1, 1)) << "the product";
+  EXPECT_FALSE(reach(Vector{3}, Vector{INT64_MAX / 4}, 1, 4)) << "the product with the unit";
+  EXPECT_FALSE(reach(Vector{2, 2}, Vector{INT64_MAX / 2, INT64_MAX / 2}, 4, 1)) << "the sum";
 }
 
 }  // namespace

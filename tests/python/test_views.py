@@ -17,6 +17,7 @@ import pytest
 from view_places import Trainer, fill, here, texts
 
 import tenon as tn
+from tenon import _core
 from tenon._sync.views import drop_views, places
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
@@ -558,3 +559,18 @@ def test_jax_arrays_are_found():
     assert texts(a) == [f"variable `j` of {here()}"]
     del j
     fill(a)
+
+
+@pytest.mark.parametrize("part", [np.s_[:], np.s_[::-1, ::2], np.s_[1:3, 1], np.s_[2:2], np.s_[None, ::-3]])
+def test_the_search_knows_which_bytes_an_array_has(part):
+    x = np.arange(20, dtype="i4").reshape(4, 5)
+    expected = np.lib.array_utils.byte_bounds(x[part]) if x[part].size else (0, 0)
+    assert _core.addresses(x[part]) == expected
+    assert _core.addresses(tn.from_numpy(x)[part]) == expected
+
+
+def test_an_array_that_leaves_the_address_space_may_have_any_byte():
+    x = np.lib.stride_tricks.as_strided(np.zeros(2), (3, 3), (2**62, 2**62))
+    assert _core.addresses(x) == (0, 2**64 - 1)
+    with pytest.raises(TypeError, match="no array"):
+        _core.addresses([1])

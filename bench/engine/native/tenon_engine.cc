@@ -70,34 +70,24 @@ class Tenon {
     check_status(tenon_wait_all(-1, &error), error);
   }
 
- protected:
-  struct Described {
-    tenon_work work = {};
-    int32_t n = 0;
-    std::array<tenon_use, kMostUses> uses;
-  };
-  template <class Body>
-  Described describe(void* context, Uses uses) const {
-    Described op;
-    for (const Use& use : uses) {
-      const int32_t access = use.is_write ? TENON_WRITE : TENON_READ;
-      op.uses[size_t(op.n++)] = {arrays_[size_t(use.variable)], access, TENON_BORROWED};
-    }
-    op.work.struct_size = sizeof op.work;
-    op.work.context = context;
-    op.work.run = [](void* of_body, tenon_op* done) {
-      Body::run(of_body);
-      tenon_op_complete(done);
-    };
-    return op;
-  }
-
  private:
   template <class Body>
   void push_op(void* context, Uses uses, tenon_op** out) {
-    const Described op = describe<Body>(context, uses);
+    std::array<tenon_use, kMostUses> described;
+    int32_t n = 0;
+    for (const Use& use : uses) {
+      const int32_t access = use.is_write ? TENON_WRITE : TENON_READ;
+      described[size_t(n++)] = {arrays_[size_t(use.variable)], access, TENON_BORROWED};
+    }
+    tenon_work work = {};
+    work.struct_size = sizeof work;
+    work.context = context;
+    work.run = [](void* of_body, tenon_op* done) {
+      Body::run(of_body);
+      tenon_op_complete(done);
+    };
     tenon_error error = TENON_ERROR_INIT;
-    check_status(tenon_push(&op.work, op.n, op.uses.data(), out, &error), error);
+    check_status(tenon_push(&work, n, described.data(), out, &error), error);
   }
 
   const std::span<tenon_array* const> arrays_;

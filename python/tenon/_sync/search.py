@@ -23,13 +23,13 @@ import threading
 import types
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
 import numpy as np
 
-from .._core import NDArray, borrowers
+from .._core import NDArray, addresses, borrowers
 from .objects import (
     CONTAINERS,
     GENERATORS,
@@ -347,8 +347,7 @@ class Search:
         array = np.asarray(value) if kind == _BUFFER else value
         while is_a(base := _array_base(array), np.ndarray):  # it keeps all of what it is a part of
             array = base
-        plain = np.ndarray.view(array, np.ndarray)
-        return _span(plain.__array_interface__["data"][0], plain.shape, plain.strides, plain.itemsize)
+        return addresses(array)
 
     def _saved_for(self, tensor: Any) -> list[Any]:
         """What torch has saved for the backward pass of a tensor. Hooks that unpack it are not called."""
@@ -637,17 +636,3 @@ def _package(module: Any) -> str:
 def is_result_name(name: Any) -> bool:
     """Whether a notebook gives the name to a result."""
     return type(name) is str and re.fullmatch(r"_{1,3}|_\d+", name) is not None
-
-
-def bytes_of(array: NDArray) -> tuple[int, int]:
-    """Where the bytes of an array begin and end."""
-    if array.itemsize == 0:  # elements are packed below a byte
-        return array.data_ptr, array.data_ptr + array.nbytes
-    return _span(array.data_ptr, array.shape, array.strides, array.itemsize)
-
-
-def _span(begin: int, shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
-    if 0 in shape:
-        return 0, 0
-    spans = [(extent - 1) * stride for extent, stride in zip(shape, strides)]
-    return begin + sum(min(span, 0) for span in spans), begin + itemsize + sum(max(span, 0) for span in spans)

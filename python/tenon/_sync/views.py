@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import NDArray
+from .._core import NDArray, addresses
 from .._errors import LeaseConflict
 from .endings import has_unsettled, no_other_search, settle
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
-from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, bytes_of, is_result_name
+from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, is_result_name
 
 _MAX_NAMED = 4
 _MAX_VIEWS = 64  # of a conflict, for which live references are looked for
@@ -34,7 +34,7 @@ _set_object_of: Any = AttributeError.__dict__["obj"].__set__
 def places(array: NDArray, thorough: bool = False) -> list[ViewPlace]:
     """Where views of an array are referred to: by variables of all threads and of their modules, and by what
     these refer to, up to a number of references. ``thorough``: of all modules, and up to a larger number."""
-    return [place for _, place in _search([bytes_of(array)], THOROUGH if thorough else QUICK)]
+    return [place for _, place in _search([addresses(array)], THOROUGH if thorough else QUICK)]
 
 
 def drop_views(array: NDArray) -> list[Holder]:
@@ -53,7 +53,7 @@ def drop_views(array: NDArray) -> list[Holder]:
         `from_numpy` follow; `leases` does not count them.
     """
     with no_other_search():
-        search = Search([bytes_of(array)], ONE_OBJECT)
+        search = Search([addresses(array)], ONE_OBJECT)
         _forget_last_error(search)
         _forget_results(search)
         _clear_errors(search)
@@ -91,7 +91,7 @@ def find_live(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) 
         return None  # under a lease of the caller, or in an op, there may be views that are not counted
     aim = Aim(len(holders), is_original, frozenset(i for i, row in enumerate(rows) if row[1]))
     with contextlib.suppress(Exception), no_other_search():
-        search = Search([bytes_of(array) for array, *_ in rows], QUICK, aim=aim)
+        search = Search([addresses(array) for array, *_ in rows], QUICK, aim=aim)
         found = search.places()
         if search.finds_all():
             return found
@@ -123,7 +123,7 @@ def explain(
     if found is None:
         found = []
         with contextlib.suppress(Exception):  # else the caller would get this error instead of the conflict
-            found = _search([bytes_of(array) for array, *_ in rows])
+            found = _search([addresses(array) for array, *_ in rows])
     found = [(i, place) for i, place in found if rows[i][1] or place.is_writable]
     places = [place for _, place in found]
     originals = {id(rows[i][0]) for i, _ in found} if is_original else set()
