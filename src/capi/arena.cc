@@ -32,11 +32,11 @@ const NamedFields* find(const tenon_arena* arena, int32_t layout) noexcept {
 }
 
 // nullptr: there is no such field.
-const Part* find(const tenon_arena* arena, int32_t layout, int32_t field) noexcept {
+const SchemaField* find(const tenon_arena* arena, int32_t layout, int32_t field) noexcept {
   const NamedFields* const found = find(arena, layout);
   const bool is_there =
-      found != nullptr && field >= 0 && field < static_cast<int32_t>(found->fields.parts().size());
-  return is_there ? &found->fields.parts()[static_cast<size_t>(field)] : nullptr;
+      found != nullptr && field >= 0 && field < static_cast<int32_t>(found->fields->fields().size());
+  return is_there ? &found->fields->fields()[static_cast<size_t>(field)] : nullptr;
 }
 
 }  // namespace
@@ -94,13 +94,13 @@ int32_t tenon_arena_layout_count(const tenon_arena* arena) {
 tenon_layout tenon_arena_layout(const tenon_arena* arena, int32_t layout) {
   const NamedFields* const found = find(arena, layout);
   if (found == nullptr) return {};
-  return {found->name.c_str(), static_cast<int32_t>(found->fields.parts().size()), 0, nullptr};
+  return {found->name.c_str(), static_cast<int32_t>(found->fields->fields().size()), 0, nullptr};
 }
 
 tenon_field tenon_arena_field(const tenon_arena* arena, int32_t layout, int32_t field) {
-  const Part* const part = find(arena, layout, field);
-  if (part == nullptr) return {};
-  return {part->name.c_str(), part->dtype, static_cast<int32_t>(part->shape.size()), part->shape.data()};
+  const SchemaField* const found = find(arena, layout, field);
+  if (found == nullptr) return {};
+  return found->described();
 }
 
 int32_t tenon_arena_active(const tenon_arena* arena, uint64_t* generation) {
@@ -152,11 +152,11 @@ tenon_status tenon_arena_array(tenon_arena* arena, int32_t layout, int32_t field
   return guarded(error, [&] {
     not_null(arena, "arena");
     not_null(out, "out");
-    const Part* const part = find(arena, layout, field);
-    if (part == nullptr) {
+    const SchemaField* const found = find(arena, layout, field);
+    if (found == nullptr) {
       throw_error(Code::kIndex, "the arena has no field ", field, " in a layout ", layout);
     }
-    *out = capi::wrap(Fields::array_of(unwrap(arena)->data(), *part));
+    *out = capi::wrap(found->array_in(unwrap(arena)->data()));
   });
 }
 

@@ -90,13 +90,12 @@ tenon_channel_options tenon_channel_describe(const tenon_channel* channel) {
 }
 
 int32_t tenon_channel_field_count(const tenon_channel* channel) {
-  return static_cast<int32_t>(unwrap(channel)->fields().parts().size());
+  return static_cast<int32_t>(unwrap(channel)->schema().fields().size());
 }
 
 tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i) {
   if (i < 0 || i >= tenon_channel_field_count(channel)) return {};
-  const Part& part = unwrap(channel)->fields().parts()[static_cast<size_t>(i)];
-  return {part.name.c_str(), part.dtype, static_cast<int32_t>(part.shape.size()), part.shape.data()};
+  return unwrap(channel)->schema().fields()[static_cast<size_t>(i)].described();
 }
 
 tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,

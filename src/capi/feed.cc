@@ -61,8 +61,7 @@ int32_t tenon_schema_field_count(const tenon_schema* schema) {
 
 tenon_field tenon_schema_field(const tenon_schema* schema, int32_t i) {
   if (i < 0 || i >= tenon_schema_field_count(schema)) return {};
-  const SchemaField& field = unwrap(schema)->fields()[static_cast<size_t>(i)];
-  return {field.name.c_str(), field.dtype, static_cast<int32_t>(field.shape.size()), field.shape.data()};
+  return unwrap(schema)->fields()[static_cast<size_t>(i)].described();
 }
 
 int64_t tenon_schema_rows(const tenon_schema* schema) { return unwrap(schema)->rows(); }

@@ -10,10 +10,10 @@
 
 #include "array/array.h"
 #include "base/ref.h"
-#include "data/schema.h"
 #include "data/slot_layout.h"
 #include "data/slots.h"
 #include "data/ticket_queue.h"
+#include "ipc/schema.h"
 
 namespace tenon::impl {
 

@@ -8,7 +8,7 @@
 
 #include "base/ref.h"
 #include "data/native_function.h"
-#include "data/schema.h"
+#include "ipc/schema.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {

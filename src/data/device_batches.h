@@ -11,9 +11,9 @@
 #include "base/fork_mark.h"
 #include "base/ref.h"
 #include "data/batch.h"
-#include "data/schema.h"
 #include "data/slots.h"
 #include "exec/op.h"
+#include "ipc/schema.h"
 
 namespace tenon::impl {
 

@@ -21,8 +21,8 @@
 #include "base/timed_mutex.h"
 #include "data/batch.h"
 #include "data/device_batches.h"
-#include "data/schema.h"
 #include "data/workers.h"
+#include "ipc/schema.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/ref.h"
-#include "data/schema.h"
+#include "ipc/schema.h"
 #include "tenon/plugin.h"
 #include "tenon/tenon.h"
 

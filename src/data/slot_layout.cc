@@ -21,7 +21,7 @@ SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes, uint
   size_t axes = 0;
   for (const SchemaField& field : schema.fields()) axes += field.shape.size();
   SlotLayout layout;
-  layout.shapes_at = schema.fields_nbytes();
+  layout.shapes_at = round_up(schema.fields_nbytes(), kFieldAlignment);
   layout.committed_at = sum(layout.shapes_at, axes * sizeof(int64_t));
   layout.mapped_at = layout.committed_at + sizeof(uint64_t);
   layout.notes_at = layout.mapped_at + sizeof(uint64_t);

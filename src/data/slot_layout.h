@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "base/os.h"
-#include "data/schema.h"
+#include "ipc/schema.h"
 
 namespace tenon::impl {
 

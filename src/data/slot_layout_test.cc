@@ -41,6 +41,8 @@ class MapSlot : public testing::Test {
 
 constexpr auto kNever = [] { return false; };
 
+TEST_F(MapSlot, WhatFollowsTheFieldsIsAligned) { EXPECT_EQ(layout_.shapes_at % kFieldAlignment, 0u); }
+
 TEST_F(MapSlot, TwoProcessesDivideThePartsAndHaveAllPages) {
   std::thread worker([this] { map_slot(layout_, worker_, false, kNever); });
   map_slot(layout_, feed_, true, kNever);

@@ -21,9 +21,9 @@
 #include "base/ref.h"
 #include "base/spin_budget.h"
 #include "data/request_ring.h"
-#include "data/schema.h"
 #include "data/slots.h"
 #include "data/ticket_queue.h"
+#include "ipc/schema.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {

@@ -20,10 +20,10 @@
 #include "base/timed_mutex.h"
 #include "base/trace.h"
 #include "data/fill_times.h"
-#include "data/schema.h"
 #include "data/slots.h"
 #include "data/ticket_queue.h"
 #include "data/worker_processes.h"
+#include "ipc/schema.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {

@@ -41,7 +41,7 @@ std::vector<NamedFields> decode_layouts(std::span<const std::byte> rest) {
     std::string name = take_text(&rest);
     const bool is_known = std::ranges::find(layouts, name, &NamedFields::name) != layouts.end();
     if (name.empty() || name.find('\0') != std::string::npos || is_known) throw_damaged();
-    layouts.push_back({std::move(name), Fields::decode(&rest)});
+    layouts.push_back({std::move(name), Schema::decode(&rest)});
   }
   return layouts;
 }
@@ -58,9 +58,9 @@ void Arena::lay_out(std::span<const tenon_layout> layouts) {
     if (given.n < 0 || (given.n > 0 && given.fields == nullptr)) {
       throw_error(Code::kValue, "layout '", name, "' has ", given.n, " fields, but no list of them");
     }
-    layouts_.push_back(
-        {name, Fields::lay_out({given.fields, static_cast<size_t>(given.n)}, concat("layout '", name, "'"))});
-    nbytes_ = std::max(nbytes_, layouts_.back().fields.nbytes());
+    const std::span fields(given.fields, static_cast<size_t>(given.n));
+    layouts_.push_back({name, Schema::make(fields, concat("layout '", name, "'"), kSharedRules)});
+    nbytes_ = std::max(nbytes_, layouts_.back().fields->fields_nbytes());
   }
 }
 
@@ -69,7 +69,7 @@ std::string Arena::describe() const {
   put(&text, layouts_.size());
   for (const NamedFields& layout : layouts_) {
     put(&text, layout.name);
-    layout.fields.encode(&text);
+    layout.fields->encode(&text);
   }
   return text;
 }
@@ -112,11 +112,11 @@ Ref<Arena> Arena::over(std::span<const tenon_layout> layouts, Ref<Array> buffer)
   }
   arena->data_ = bytes_of(*buffer);
   for (const NamedFields& layout : arena->layouts_) {
-    for (const Part& part : layout.fields.parts()) {
+    for (const SchemaField& field : layout.fields->fields()) {
       try {
-        (void)Fields::array_of(*arena->data_, part);
+        (void)field.array_in(*arena->data_);
       } catch (const Error& e) {
-        throw_error(e.code(), "field '", part.name, "' of layout '", layout.name,
+        throw_error(e.code(), "field '", field.name, "' of layout '", layout.name,
                     "' cannot lie in this buffer: ", e.what());
       }
     }
@@ -149,7 +149,7 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
                                     bytes.data() + sizeof(ArenaState) + description_nbytes);
   arena->layouts_ = decode_layouts(copy);
   for (const NamedFields& layout : arena->layouts_) {
-    arena->nbytes_ = std::max(arena->nbytes_, layout.fields.nbytes());
+    arena->nbytes_ = std::max(arena->nbytes_, layout.fields->fields_nbytes());
   }
   if (arena->nbytes_ > nbytes - data_at) {
     throw_error(Code::kValue, "an arena's layouts of ", arena->nbytes_, " bytes do not fit into ",
@@ -167,7 +167,7 @@ int32_t Arena::find(std::string_view name) const noexcept {
 
 uint64_t Arena::total_nbytes() const noexcept {
   uint64_t total = 0;
-  for (const NamedFields& layout : layouts_) total += layout.fields.nbytes();
+  for (const NamedFields& layout : layouts_) total += layout.fields->fields_nbytes();
   return total;
 }
 

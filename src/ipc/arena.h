@@ -12,14 +12,14 @@
 
 #include "array/lease.h"
 #include "base/ref.h"
-#include "ipc/fields.h"
+#include "ipc/schema.h"
 #include "ipc/segments.h"
 
 namespace tenon::impl {
 
 struct NamedFields {
   std::string name;
-  Fields fields;
+  Ref<Schema> fields;
 };
 
 constexpr uint64_t kArenaMark = 0x31414E4552414E54;  // "TNARENA1"

@@ -34,8 +34,8 @@ constexpr int64_t kLookAtEndsMs = 20;
 }
 
 // Large slots share no page, so that each can be pinned.
-uint64_t slot_nbytes_of(const Fields& fields) noexcept {
-  const uint64_t nbytes = std::max<uint64_t>(fields.nbytes(), 1);
+uint64_t slot_nbytes_of(const Schema& schema) noexcept {
+  const uint64_t nbytes = std::max<uint64_t>(schema.fields_nbytes(), 1);
   return round_up(nbytes, nbytes < kPage ? kSlotAlignment : kPage);
 }
 
@@ -68,13 +68,13 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   }
   auto channel = Ref<Channel>::adopt(new Channel);
   channel->is_closed_.store(true, std::memory_order_relaxed);  // until it is complete
-  channel->fields_ = Fields::lay_out(given, "channel");
+  channel->schema_ = Schema::make(given, "channel", kSharedRules);
   channel->plan_ = plan;
   std::string description;
-  channel->fields_.encode(&description);
+  channel->schema_->encode(&description);
   uint64_t slots_nbytes = 0;
-  if (__builtin_mul_overflow(slot_nbytes_of(channel->fields_), uint64_t{plan.slots}, &slots_nbytes)) {
-    throw_error(Code::kValue, plan.slots, " slots of ", channel->fields_.nbytes(),
+  if (__builtin_mul_overflow(slot_nbytes_of(*channel->schema_), uint64_t{plan.slots}, &slots_nbytes)) {
+    throw_error(Code::kValue, plan.slots, " slots of ", channel->schema_->fields_nbytes(),
                 " bytes do not fit into 63 bits");
   }
   const uint64_t sizes[] = {sizeof(ChannelState) + plan.slots * sizeof(ChannelSlot) + description.size(),
@@ -116,7 +116,7 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   }
   const std::vector<std::byte> copy(memory->data() + at, memory->data() + at + description_nbytes);
   std::span<const std::byte> rest(copy);
-  channel->fields_ = Fields::decode(&rest);
+  channel->schema_ = Schema::decode(&rest);
   channel->memory_ = std::move(memory);
   channel->open_slots();
   return channel;
@@ -128,7 +128,7 @@ void Channel::open_slots() {
   segment_ = &Segments::instance().writable_segment_of(*memory_);
   ends_ = ChannelEnds(*segment_, *state_);
   sent_ = SentItems(*state_, {slot_states_, plan_.slots});
-  const uint64_t nbytes = slot_nbytes_of(fields_);
+  const uint64_t nbytes = slot_nbytes_of(*schema_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
   const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_};
@@ -659,12 +659,12 @@ void Item::begin_span(const char* site) noexcept {
   trace::mark(span_, trace::key_of(this), trace::kReady);
 }
 
-Ref<Array> Item::array(int32_t field) {
-  const std::vector<Part>& parts = channel_->fields_.parts();
-  if (field < 0 || field >= static_cast<int32_t>(parts.size())) {
-    throw_error(Code::kIndex, "the channel has no field ", field, ": it has ", parts.size(), " fields");
+Ref<Array> Item::array(int32_t index) {
+  const std::vector<SchemaField>& fields = channel_->schema_->fields();
+  if (index < 0 || index >= static_cast<int32_t>(fields.size())) {
+    throw_error(Code::kIndex, "the channel has no field ", index, ": it has ", fields.size(), " fields");
   }
-  const Part& part = parts[static_cast<size_t>(field)];
+  const SchemaField& field = fields[static_cast<size_t>(index)];
   if (process_.is_child()) {
     throw_error(Code::kLeaseConflict,
                 "the item belongs to the process that has forked this one: loan or receive an item here");
@@ -672,17 +672,17 @@ Ref<Array> Item::array(int32_t field) {
   // It lies on its own storage over the slot's bytes, which keeps the item.
   Storage& slot = channel_->storage_of(slot_);
   Memory memory = slot.memory();
-  memory.data += part.offset;
-  memory.nbytes = part.nbytes;
+  memory.data += field.offset;
+  memory.nbytes = field.nbytes;
   memory.gate = channel_->gate_;
   memory.owner = this;
   memory.deleter = release_array;
   memory.is_readonly = is_readonly_;
-  if (part.nbytes == 0) memory.extent_nbytes = 0;
+  if (field.nbytes == 0) memory.extent_nbytes = 0;
   refs_.increment_before_look();
   Ref<Storage> storage;
   try {
-    storage = part.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
+    storage = field.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
   } catch (...) {
     release();
     throw;
@@ -692,7 +692,7 @@ Ref<Array> Item::array(int32_t field) {
   if (has_ended_.load(std::memory_order_relaxed)) {
     throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
   }
-  return Array::over(std::move(storage), part.dtype, Dims(part.shape),
+  return Array::over(std::move(storage), field.dtype, Dims(field.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }
 

@@ -21,7 +21,7 @@
 #include "base/trace.h"
 #include "ipc/channel_ends.h"
 #include "ipc/channel_state.h"
-#include "ipc/fields.h"
+#include "ipc/schema.h"
 #include "ipc/segments.h"
 #include "ipc/sent_items.h"
 
@@ -71,7 +71,7 @@ class Channel {
   // Opens the channel in memory that was attached or opened. Fails with kValue (it contains no channel).
   static Ref<Channel> of(Ref<Array> memory);
 
-  const Fields& fields() const noexcept { return fields_; }
+  const Schema& schema() const noexcept { return *schema_; }
   Array& memory() const noexcept { return *memory_; }  // to be sent
   const ChannelPlan& plan() const noexcept { return plan_; }
 
@@ -149,7 +149,7 @@ class Channel {
   template <class Try>
   void sleep_until(SharedEvent& event, const Deadline& deadline, const char* doing, Try attempt);
 
-  Fields fields_;
+  Ref<Schema> schema_;
   ChannelPlan plan_;
   Ref<Array> memory_;
   std::vector<Ref<Array>> slots_;
@@ -183,7 +183,7 @@ class Item {
  public:
   // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex, and with
   // kLeaseConflict (the item was sent, or this is a forked child).
-  Ref<Array> array(int32_t field);
+  Ref<Array> array(int32_t index);
   // Of a received or sent item; 0: a loan.
   uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
   Channel& channel() const noexcept { return *channel_; }

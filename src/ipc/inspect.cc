@@ -270,8 +270,8 @@ class Inspection {
       if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
     }
     std::span<const std::byte> rest(bytes.data() + at, state.description_nbytes);
-    const Fields fields = Fields::decode(&rest);
-    for (const Part& part : fields.parts()) channel->fields.push_back(part.name);
+    const Ref<Schema> schema = Schema::decode(&rest);
+    for (const SchemaField& field : schema->fields()) channel->fields.push_back(field.name);
   }
 
   const char* kind() const {

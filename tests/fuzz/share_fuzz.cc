@@ -143,7 +143,7 @@ void try_channel(std::span<const uint8_t> bytes) {
     const Ref<Channel> channel = Channel::of(Ref<Array>::share(&memory));
     const Ref<Item> item = channel->loan(Deadline(0), nullptr);
     if (!item) return;
-    for (size_t i = 0; i < channel->fields().parts().size(); ++i) {
+    for (size_t i = 0; i < channel->schema().fields().size(); ++i) {
       const Ref<Array> array = item->array(static_cast<int32_t>(i));
       if (array->size() > 0) std::memset(array->data(), 0, array->desc().nbytes);
     }
