@@ -46,9 +46,8 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
                  });
 }
 
-Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
-                       const Ticket& ticket) {
-  Ref<Storage> storage = slots.lend_storage(slot);
+Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket) {
+  Ref<Storage> storage = slots.lend_storage(ticket.slot);
   std::byte* const data = storage->data();
   return Ref<Batch>::adopt(new Batch(schema, std::move(storage), layout.shapes(data), false,
                                      {layout.attachment(data), layout.attached(data)}, ticket));
@@ -65,14 +64,13 @@ Ref<Batch> Batch::beside(const Batch& filled, const Schema& schema, Ref<Storage>
   return made;
 }
 
-Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
-                       const Ticket& ticket) {
+Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket) {
   struct Return {
     Slots& slots;
     const int32_t slot;
     ~Return() { slots.give(slot); }
-  } const returned{slots, slot};
-  std::byte* const from = slots.data(slot);
+  } const returned{slots, ticket.slot};
+  std::byte* const from = slots.data(ticket.slot);
   const int64_t* const shapes = layout.shapes(from);
   const size_t attached = layout.attached(from);
   const size_t fields_nbytes = for_each_field(schema, shapes, [](auto&&...) {});

@@ -21,12 +21,10 @@ namespace tenon::impl {
 // the storage; the slot is free again when the last of them is gone, in any order.
 class Batch {
  public:
-  // Takes over the slot. Fails with std::bad_alloc; the slot is then free.
-  static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
-                         const Ticket& ticket);
+  // Takes over the ticket's slot. Fails with std::bad_alloc; the slot is then free.
+  static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket);
   // The same with a copy of what was filled, in its own memory; the slot is free.
-  static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, int32_t slot,
-                         const Ticket& ticket);
+  static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket);
 
   // The same fields, with no elements yet, on a storage that has room for the fields of the schema. Has a
   // copy of the attachment. Fails with std::bad_alloc.

@@ -283,9 +283,9 @@ Ref<Batch> Feed::batch_of(const TicketQueue::Delivery& item) {
   Slots& slots = workers_->slots();
   const bool is_scarce =
       options_.on_starved == TENON_ON_STARVED_COPY && slots.lent() + 1 + workers_->count() > slots.count();
-  if (!is_scarce) return Batch::make(*schema_, workers_->layout(), slots, item.slot, item.ticket);
+  if (!is_scarce) return Batch::make(*schema_, workers_->layout(), slots, item.ticket);
   copied_.fetch_add(1, std::memory_order_relaxed);
-  return Batch::copy(*schema_, workers_->layout(), slots, item.slot, item.ticket);
+  return Batch::copy(*schema_, workers_->layout(), slots, item.ticket);
 }
 
 // What next() has found. False: the end of the epoch. Throws the failure of the generator.
@@ -329,7 +329,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
     batch = {};
     return true;
   }
-  workers_->slots().mark(item.slot, trace::kRunning);
+  workers_->slots().mark(item.ticket.slot, trace::kRunning);
   try {
     batch = batch_of(item);
   } catch (...) {

@@ -103,7 +103,7 @@ class Feed {
   std::optional<Copied> take_copied(DeviceBatches& device);
   bool wait_for_room(DeviceBatches& device, const Deadline& deadline, DeviceBatches::Room& room);
   DeviceBatches::Room help_starved_device(DeviceBatches& device);
-  void copy_to_device(DeviceBatches& device, DeviceBatches::Room room, int32_t slot, Copied& copied) noexcept;
+  void copy_to_device(DeviceBatches& device, DeviceBatches::Room room, Copied& copied) noexcept;
   void check_copied(const Copied& copied);
 
   // Constant after construction.

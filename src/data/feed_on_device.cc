@@ -80,13 +80,12 @@ Ref<DeviceBatches> Feed::device_batches() {
   return device_;
 }
 
-// Takes over the slot of a filled batch.
-void Feed::copy_to_device(DeviceBatches& device, DeviceBatches::Room room, int32_t slot,
-                          Copied& copied) noexcept {
+// Takes over the slot of the ticket, a filled batch.
+void Feed::copy_to_device(DeviceBatches& device, DeviceBatches::Room room, Copied& copied) noexcept {
   try {
     Slots& slots = workers_->slots();
-    slots.mark(slot, trace::kRunning);
-    const Ref<Batch> filled = Batch::make(*schema_, workers_->layout(), slots, slot, copied.ticket);
+    slots.mark(copied.ticket.slot, trace::kRunning);
+    const Ref<Batch> filled = Batch::make(*schema_, workers_->layout(), slots, copied.ticket);
     if (!room) room = device.make();
     if (room.is_beyond_ring) copied_.fetch_add(1, std::memory_order_relaxed);
     copied.batch = device.copy(*filled, std::move(room), &copied.copies);
@@ -109,7 +108,7 @@ void Feed::copy_ahead(DeviceBatches& device) {
     const NextBatch outcome = queue.next(0, item);
     copied.ticket = item.ticket;
     if (outcome == NextBatch::kBatch) {
-      copy_to_device(device, std::move(room), item.slot, copied);
+      copy_to_device(device, std::move(room), copied);
     } else if (outcome == NextBatch::kFailure) {  // another consumer has taken the batch before it
       copied.error = std::make_exception_ptr(Error(Code::kOp, failure_text(item), item.failure->code));
       return;
@@ -191,7 +190,7 @@ bool Feed::next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>&
       return true;
     }
     copied.emplace().ticket = item.ticket;
-    copy_to_device(device, std::move(room), item.slot, *copied);
+    copy_to_device(device, std::move(room), *copied);
   }
   check_copied(*copied);
   batch = std::move(copied->batch);

@@ -51,7 +51,7 @@ FeedReport::WorkerReport worker_in(const RequestRing& ring) {
   if (ring.is_over.load(std::memory_order_relaxed) != 0 && !is_abandoned) {
     worker.state = "over";
   } else if (worker.asked != worker.answered || is_abandoned) {
-    const RingRequest& request = ring.requests[worker.answered % kRingEntries];
+    const Ticket& request = ring.requests[worker.answered % kRingEntries];
     worker.state = is_abandoned ? "abandoned" : "busy";
     worker.epoch = request.epoch;
     worker.index = request.index;

@@ -83,15 +83,7 @@ TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   RequestRing& ring = content.ring(1);
   ring.asked.store(5);
   ring.answered.store(4);
-  ring.requests[4 % kRingEntries] = {.slot = 0,
-                                     .index = 17,
-                                     .epoch = 3,
-                                     .seed = 0,
-                                     .epoch_seed = 0,
-                                     .round = 1,
-                                     .place = 17,
-                                     .flags = 0,
-                                     .restore_nbytes = 0};
+  ring.requests[4 % kRingEntries] = {.epoch = 3, .index = 17, .place = 17, .round = 1};
   ring.answers[3 % kRingEntries].fill_ns = 1234;
   const FeedReport feed = Planted(content.bytes).seen();
   EXPECT_EQ(feed.damage, "");

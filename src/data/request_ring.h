@@ -22,16 +22,20 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 6;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 7;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
 
-struct RingRequest {
-  int32_t slot;
-  uint64_t index, epoch, seed, epoch_seed;
-  uint64_t round, place;           // of the ticket
-  uint64_t flags, restore_nbytes;  // of tenon_fill_request
+// One batch of one epoch, and the request to fill it.
+struct Ticket {
+  int32_t slot = -1;
+  uint64_t epoch = 0;
+  uint64_t index = 0;                 // which batch it is: what it is filled from
+  uint64_t place = 0;                 // of this rank, in the order of the epoch: data/order.h
+  uint64_t round = 0;                 // the number of begin() calls before: an epoch can begin several times
+  uint64_t seed = 0, epoch_seed = 0;  // these and the rest: of tenon_fill_request
+  uint64_t flags = 0, restore_nbytes = 0;
 };
 
 struct RingAnswer {
@@ -42,18 +46,18 @@ struct RingAnswer {
 };
 
 // What a generator gets for a request: fields and shapes are the addresses in the slot, by field.
-inline tenon_fill_request fill_request_of(const RingRequest& asked, const SlotLayout& layout, std::byte* slot,
+inline tenon_fill_request fill_request_of(const Ticket& ticket, const SlotLayout& layout, std::byte* slot,
                                           void* const* fields, int64_t* const* shapes) noexcept {
   tenon_fill_request request{};
   request.struct_size = sizeof request;
   request.fields = fields;
   request.shapes = shapes;
-  request.index = asked.index;
-  request.epoch = asked.epoch;
-  request.seed = asked.seed;
-  request.epoch_seed = asked.epoch_seed;
-  request.flags = asked.flags;
-  request.restore_nbytes = asked.restore_nbytes;
+  request.index = ticket.index;
+  request.epoch = ticket.epoch;
+  request.seed = ticket.seed;
+  request.epoch_seed = ticket.epoch_seed;
+  request.flags = ticket.flags;
+  request.restore_nbytes = ticket.restore_nbytes;
   request.attachment = layout.attachment(slot);
   request.attachment_size = layout.attachment_nbytes;
   request.attachment_nbytes = &layout.attached(slot);
@@ -72,7 +76,7 @@ struct RequestRing {
   std::atomic<uint32_t> is_over;
   std::atomic<int32_t> worker;         // that uses it; -1: none
   std::atomic<uint32_t> is_abandoned;  // the worker has another one
-  RingRequest requests[kRingEntries];
+  Ticket requests[kRingEntries];
   // Written by the worker; by the feed too when the worker has ended.
   alignas(64) std::atomic<uint32_t> changes;  // answers and ends of the worker; the feed sleeps on it
   std::atomic<uint32_t> answered;             // requests so far

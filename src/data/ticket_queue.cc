@@ -47,12 +47,12 @@ TicketQueue::TicketTake TicketQueue::await_turn(int32_t worker, bool may_wait) {
   return await_ticket(lock, worker, may_wait);
 }
 
-TicketQueue::TicketTake TicketQueue::take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket) {
+TicketQueue::TicketTake TicketQueue::take(int32_t worker, bool may_wait, Ticket& ticket) {
   std::unique_lock lock = lock_soon(mutex_);
   const TicketTake taken = await_ticket(lock, worker, may_wait);
   if (taken != TicketTake::kTicket) return taken;
-  ticket = ticket_at(epoch_, next_++);
-  uses_[static_cast<size_t>(slot)] = {ticket, now_ns(), true};
+  ticket = ticket_at(epoch_, next_++, ticket.slot);
+  uses_[static_cast<size_t>(ticket.slot)] = {ticket, now_ns(), true};
   if (round_robin_ != 0) work_.notify_all();
   return taken;
 }
@@ -62,15 +62,15 @@ void TicketQueue::note_filled(int32_t slot, uint64_t fill_ns) noexcept {
   fill_ns_ += fill_ns;
 }
 
-void TicketQueue::publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, FillReport report) noexcept {
+void TicketQueue::publish(const Ticket& ticket, uint64_t fill_ns, FillReport report) noexcept {
   std::unique_lock lock = lock_soon(mutex_);
-  note_filled(slot, fill_ns);
+  note_filled(ticket.slot, fill_ns);
   if (!is_awaited(ticket)) {
     lock.unlock();
-    slots_->give(slot);
+    slots_->give(ticket.slot);
     return;
   }
-  entry(ticket.place) = {EntryState::kFilled, slot, std::move(report)};
+  entry(ticket.place) = {EntryState::kFilled, ticket.slot, std::move(report)};
   ready_count_.fetch_add(1, std::memory_order_relaxed);
   const bool is_next = consumers_waiting_ > 0 && ticket.place == deliver_;
   settled_.fetch_add(1, std::memory_order_relaxed);
@@ -91,19 +91,18 @@ void TicketQueue::note_given_up(uint64_t place, bool skips, const TicketFailure&
 }
 
 template <class Note>
-void TicketQueue::settle_without_batch(const Ticket& ticket, int32_t slot, Note note) noexcept {
+void TicketQueue::settle_without_batch(const Ticket& ticket, Note note) noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    note_filled(slot, 0);
+    note_filled(ticket.slot, 0);
     if (is_awaited(ticket)) note();
   }
   // After note(), which may set the limit: else a ticket for this slot could take the entry of a failure.
-  slots_->give(slot);
+  slots_->give(ticket.slot);
 }
 
-void TicketQueue::fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
-                       FillReport report) noexcept {
-  settle_without_batch(ticket, slot, [&] { note_failed(ticket.place, failure, std::move(report)); });
+void TicketQueue::fail(const Ticket& ticket, const TicketFailure& failure, FillReport report) noexcept {
+  settle_without_batch(ticket, [&] { note_failed(ticket.place, failure, std::move(report)); });
 }
 
 void TicketQueue::note_skipped(uint64_t place, FillReport report) noexcept {
@@ -113,8 +112,8 @@ void TicketQueue::note_skipped(uint64_t place, FillReport report) noexcept {
   notify_consumers();
 }
 
-void TicketQueue::skip(const Ticket& ticket, int32_t slot, FillReport report) noexcept {
-  settle_without_batch(ticket, slot, [&] { note_skipped(ticket.place, std::move(report)); });
+void TicketQueue::skip(const Ticket& ticket, FillReport report) noexcept {
+  settle_without_batch(ticket, [&] { note_skipped(ticket.place, std::move(report)); });
 }
 
 // Moves on to what the consumer gets next.
@@ -127,8 +126,8 @@ void TicketQueue::drop_skipped() noexcept {
   work_.notify_all();  // there is room for tickets
 }
 
-void TicketQueue::finish(const Ticket& ticket, int32_t slot, FillReport report) noexcept {
-  settle_without_batch(ticket, slot, [&] {
+void TicketQueue::finish(const Ticket& ticket, FillReport report) noexcept {
+  settle_without_batch(ticket, [&] {
     if (ticket.place >= end_) return;
     end_ = ticket.place;
     end_report_ = std::move(report);
@@ -248,11 +247,10 @@ bool TicketQueue::fail_wanted(const TicketFailure& failure) {
   return true;
 }
 
-void TicketQueue::abandon(int32_t slot, int32_t other, bool is_again) {
+void TicketQueue::abandon(int32_t slot, const Ticket* again) {
   const std::scoped_lock lock(mutex_);
-  SlotUse& use = uses_[static_cast<size_t>(slot)];
-  use.is_filling = false;
-  if (is_again) uses_[static_cast<size_t>(other)] = {use.ticket, now_ns(), true};
+  uses_[static_cast<size_t>(slot)].is_filling = false;
+  if (again != nullptr) uses_[static_cast<size_t>(again->slot)] = {*again, now_ns(), true};
 }
 
 void TicketQueue::end() {
@@ -338,7 +336,7 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   if (is_active_ && deliver_ == end_) end_epoch();
   if (!is_active_) return NextBatch::kEnd;
   RingEntry& front = entry(deliver_);
-  item.ticket = ticket_at(epoch_, deliver_);
+  item.ticket = ticket_at(epoch_, deliver_, front.slot);
   if (front.state == EntryState::kFailed) {
     item.failure = failure_;
     note_report(deliver_, front.report);
@@ -346,12 +344,11 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
     notify_consumers();
     return NextBatch::kFailure;
   }
-  item.slot = front.slot;
   note_report(deliver_, front.report);
   front = {};
   ++deliver_;
   drop_skipped();
-  uses_[static_cast<size_t>(item.slot)] = {item.ticket, now_ns(), false};
+  uses_[static_cast<size_t>(item.ticket.slot)] = {item.ticket, now_ns(), false};
   ready_count_.fetch_sub(1, std::memory_order_relaxed);
   return NextBatch::kBatch;
 }

@@ -27,14 +27,6 @@
 
 namespace tenon::impl {
 
-// One batch of one epoch.
-struct Ticket {
-  uint64_t epoch = 0;
-  uint64_t index = 0;       // which batch it is: what it is filled from
-  uint64_t place = 0;       // of this rank, in the order of the epoch: data/order.h
-  uint64_t round = 0;       // the number of begin() calls before: an epoch can begin several times
-  bool is_resumed = false;  // behind a position that seek() has set
-};
 std::string ticket_text(const Ticket& ticket);  // "batch 3 of epoch 0"
 
 // The state of a worker's generator after a fill. Null: the one from before its first fill.
@@ -82,23 +74,22 @@ class TicketQueue {
   // the next batch. feed: its number in a timeline.
   explicit TicketQueue(Ref<Slots> slots, Order order, int32_t round_robin = 0, uint32_t feed = 0);
 
-  // For workers: slot is the one that the caller has taken for the ticket. A batch of a past epoch, or one
-  // that was given up, is dropped, and its slot is free.
+  // For workers: the slot of a ticket is the one that the caller has taken for it. A batch of a past epoch,
+  // or one that was given up, is dropped, and its slot is free.
 
   enum class TicketTake { kTicket, kNone, kStopped };
   // The next batch to be filled. Without one, the caller keeps the slot. kNone: there is none now, and
   // may_wait is false. kStopped: after stop().
-  TicketTake take(int32_t slot, int32_t worker, bool may_wait, Ticket& ticket);
+  TicketTake take(int32_t worker, bool may_wait, Ticket& ticket);
   // Whether the next batch is this worker's, as take() would return it; waits until it is, if it may.
   TicketTake await_turn(int32_t worker, bool may_wait);
-  void publish(const Ticket& ticket, int32_t slot, uint64_t fill_ns, FillReport report = {}) noexcept;
+  void publish(const Ticket& ticket, uint64_t fill_ns, FillReport report = {}) noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there.
-  void fail(const Ticket& ticket, int32_t slot, const TicketFailure& failure,
-            FillReport report = {}) noexcept;
+  void fail(const Ticket& ticket, const TicketFailure& failure, FillReport report = {}) noexcept;
   // The consumer gets the next batch in its place.
-  void skip(const Ticket& ticket, int32_t slot, FillReport report = {}) noexcept;
+  void skip(const Ticket& ticket, FillReport report = {}) noexcept;
   // The epoch ends before it.
-  void finish(const Ticket& ticket, int32_t slot, FillReport report = {}) noexcept;
+  void finish(const Ticket& ticket, FillReport report = {}) noexcept;
   // With round_robin, for the first ticket of a worker after begin(): the state with which it begins.
   std::optional<StateRef> first_state(const Ticket& ticket, int32_t worker);
 
@@ -109,8 +100,7 @@ class TicketQueue {
     // Not constexpr: with a constant value, g++ clears the whole object, with the 4 KiB of the message.
     Delivery() noexcept {}
 
-    Ticket ticket;
-    int32_t slot = -1;                     // kBatch: is the caller's now
+    Ticket ticket;                         // kBatch: its slot is the caller's now
     std::optional<TicketFailure> failure;  // kFailure
   };
 
@@ -142,9 +132,9 @@ class TicketQueue {
   bool give_up(const Ticket& ticket, bool skips, const TicketFailure& failure);
   // The batch for which the consumer waits, whether it was begun or not. False: it is there.
   bool fail_wanted(const TicketFailure& failure);
-  // The slot of a worker that hangs does not count as being filled any more. If the batch is filled again,
-  // the other slot does.
-  void abandon(int32_t slot, int32_t other, bool is_again);
+  // The slot of a worker that hangs does not count as being filled any more. That of again, with which the
+  // batch is filled again, does; null: it is not.
+  void abandon(int32_t slot, const Ticket* again);
   // No more tickets and batches; wakes all waiters.
   void stop();
 
@@ -183,8 +173,13 @@ class TicketQueue {
 
   // All of these require mutex_.
   RingEntry& entry(uint64_t place) { return ring_[place % ring_.size()]; }
-  Ticket ticket_at(uint64_t epoch, uint64_t place) const noexcept {
-    return {epoch, order_.index_at(epoch, begin_, place), place, round_, is_resumed_};
+  Ticket ticket_at(uint64_t epoch, uint64_t place, int32_t slot = -1) const noexcept {
+    return {.slot = slot,
+            .epoch = epoch,
+            .index = order_.index_at(epoch, begin_, place),
+            .place = place,
+            .round = round_,
+            .flags = is_resumed_ ? uint64_t{TENON_RESUMED} : 0};
   }
   bool is_current(const Ticket& ticket) const { return is_active_ && ticket.round == round_; }
   bool is_awaited(const Ticket& ticket) {
@@ -204,7 +199,7 @@ class TicketQueue {
   bool is_there() const { return ring_[deliver_ % ring_.size()].state != EntryState::kPending; }
   TicketTake await_ticket(std::unique_lock<std::mutex>& lock, int32_t worker, bool may_wait);
   template <class Note>
-  void settle_without_batch(const Ticket& ticket, int32_t slot, Note note) noexcept;
+  void settle_without_batch(const Ticket& ticket, Note note) noexcept;
   void end_epoch() noexcept;
   void note_report(uint64_t place, FillReport& report) noexcept;
   void begin_waiting(int64_t now) noexcept;

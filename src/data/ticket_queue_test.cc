@@ -28,17 +28,13 @@ struct Bench {
       : slots(Slots::create({slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))})),
         queue(slots, Order(batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches))) {}
 
-  struct Job {
-    Ticket ticket;
-    int32_t slot;
-  };
-  Job take() {
-    Job job{{}, slots->try_take()};
-    EXPECT_GE(job.slot, 0);
-    EXPECT_EQ(queue.take(job.slot, 0, true, job.ticket), TicketQueue::TicketTake::kTicket);
-    return job;
+  Ticket take() {
+    Ticket ticket{.slot = slots->try_take()};
+    EXPECT_GE(ticket.slot, 0);
+    EXPECT_EQ(queue.take(0, true, ticket), TicketQueue::TicketTake::kTicket);
+    return ticket;
   }
-  void publish(const Job& job) { queue.publish(job.ticket, job.slot, 1); }
+  void publish(const Ticket& ticket) { queue.publish(ticket, 1); }
   NextBatch next() { return queue.next(0, item); }
   int32_t free_slots() {
     std::vector<int32_t> taken;
@@ -58,19 +54,19 @@ TEST(TicketQueue, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
   const auto first = bench.take();
   const auto second = bench.take();
   const auto third = bench.take();
-  EXPECT_EQ(third.ticket.index, 2u);
+  EXPECT_EQ(third.index, 2u);
   bench.publish(third);
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(first);
   ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.item.ticket.index, 0u);
-  EXPECT_EQ(bench.item.slot, first.slot);
+  EXPECT_EQ(bench.item.ticket.slot, first.slot);
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(second);
   ASSERT_EQ(bench.next(), NextBatch::kBatch);
-  EXPECT_EQ(bench.item.slot, second.slot);
+  EXPECT_EQ(bench.item.ticket.slot, second.slot);
   ASSERT_EQ(bench.next(), NextBatch::kBatch);
-  EXPECT_EQ(bench.item.slot, third.slot);
+  EXPECT_EQ(bench.item.ticket.slot, third.slot);
   EXPECT_EQ(bench.next(), NextBatch::kEnd);
   EXPECT_EQ(bench.next(), NextBatch::kEnd);
 }
@@ -80,12 +76,12 @@ TEST(TicketQueue, EpochsCountFromZeroAndBeginAnew) {
   EXPECT_EQ(bench.next(), NextBatch::kEnd);
   for (uint64_t epoch = 0; epoch < 3; ++epoch) {
     bench.queue.begin();
-    const auto job = bench.take();
-    EXPECT_EQ(job.ticket.epoch, epoch);
-    EXPECT_EQ(job.ticket.index, 0u);
+    const Ticket job = bench.take();
+    EXPECT_EQ(job.epoch, epoch);
+    EXPECT_EQ(job.index, 0u);
     bench.publish(job);
     ASSERT_EQ(bench.next(), NextBatch::kBatch);
-    bench.slots->give(bench.item.slot);
+    bench.slots->give(bench.item.ticket.slot);
     EXPECT_EQ(bench.next(), NextBatch::kEnd);
   }
 }
@@ -114,7 +110,7 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   const auto first = bench.take();
   const auto failing = bench.take();
   const auto later = bench.take();
-  bench.queue.fail(failing.ticket, failing.slot, failure_of(7, "no more"));
+  bench.queue.fail(failing, failure_of(7, "no more"));
   bench.publish(later);
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(first);
@@ -127,7 +123,7 @@ TEST(TicketQueue, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   EXPECT_EQ(bench.next(), NextBatch::kEnd);
   EXPECT_EQ(bench.free_slots(), 3);
   bench.queue.begin();
-  EXPECT_EQ(bench.take().ticket.index, 0u);
+  EXPECT_EQ(bench.take().index, 0u);
   EXPECT_EQ(bench.next(), NextBatch::kLate);
 }
 
@@ -135,11 +131,11 @@ TEST(TicketQueue, AfterAFailureNoLaterTicketIsGiven) {
   Bench bench(4, -1);
   bench.queue.begin();
   const auto failing = bench.take();
-  bench.queue.fail(failing.ticket, failing.slot, failure_of(1, ""));
+  bench.queue.fail(failing, failure_of(1, ""));
   bool took = true;
   std::thread worker([&] {
-    Ticket ticket;
-    took = bench.queue.take(bench.slots->try_take(), 0, true, ticket) == TicketQueue::TicketTake::kTicket;
+    Ticket ticket{.slot = bench.slots->try_take()};
+    took = bench.queue.take(0, true, ticket) == TicketQueue::TicketTake::kTicket;
   });
   bench.queue.stop();
   worker.join();
@@ -150,7 +146,7 @@ TEST(TicketQueue, ALongMessageIsCut) {
   Bench bench(2, -1);
   bench.queue.begin();
   const auto failing = bench.take();
-  bench.queue.fail(failing.ticket, failing.slot, failure_of(1, std::string(10'000, 'x')));
+  bench.queue.fail(failing, failure_of(1, std::string(10'000, 'x')));
   ASSERT_EQ(bench.next(), NextBatch::kFailure);
   EXPECT_EQ(bench.item.failure->message, std::string(kMessageSize - 1, 'x'));
 }
@@ -164,10 +160,9 @@ TEST(TicketQueue, StopWakesWorkersAndConsumers) {
   bench.queue.stop();
   consumer.join();
   EXPECT_EQ(outcome, NextBatch::kStopped);
-  Ticket ticket;
-  const int32_t slot = bench.slots->try_take();
-  EXPECT_EQ(bench.queue.take(slot, 0, true, ticket), TicketQueue::TicketTake::kStopped);
-  bench.slots->give(slot);
+  Ticket ticket{.slot = bench.slots->try_take()};
+  EXPECT_EQ(bench.queue.take(0, true, ticket), TicketQueue::TicketTake::kStopped);
+  bench.slots->give(ticket.slot);
   bench.publish(busy);
   EXPECT_EQ(bench.free_slots(), 2);
   EXPECT_THROW(bench.queue.begin(), Error);
@@ -186,7 +181,7 @@ TEST(TicketQueue, ASnapshotTellsWhoIsBusyWithWhat) {
   ASSERT_TRUE(now.wanted.has_value());
   EXPECT_EQ(now.wanted->index, 0u);
   ASSERT_TRUE(now.longest.has_value());
-  EXPECT_EQ(now.longest->ticket.index, oldest.ticket.index);
+  EXPECT_EQ(now.longest->ticket.index, oldest.index);
 }
 
 // Oracle: each index must reach exactly one of the consumers, each consumer sees them rising.
@@ -198,11 +193,10 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
   for (int32_t worker = 0; worker < 2; ++worker) {
     threads.emplace_back([&bench, worker] {
       while (true) {
-        const int32_t slot = bench.slots->take();
-        Ticket ticket;
-        if (slot < 0) return;
-        if (bench.queue.take(slot, worker, true, ticket) != TicketQueue::TicketTake::kTicket) return;
-        bench.queue.publish(ticket, slot, 1);
+        Ticket ticket{.slot = bench.slots->take()};
+        if (ticket.slot < 0) return;
+        if (bench.queue.take(worker, true, ticket) != TicketQueue::TicketTake::kTicket) return;
+        bench.queue.publish(ticket, 1);
       }
     });
   }
@@ -217,7 +211,7 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
         if (item.ticket.index < least) ++disorder;
         least = item.ticket.index + 1;
         ++seen[item.ticket.index];  // a data race if two got the same
-        bench.slots->give(item.slot);
+        bench.slots->give(item.ticket.slot);
       }
     });
   }
@@ -240,7 +234,7 @@ TEST(TicketQueue, AFailureOfABatchThatWasNotBegunEndsItsEpochOnly) {
   bench.publish(bench.take());
   ASSERT_EQ(bench.next(), NextBatch::kBatch);
   EXPECT_EQ(bench.item.ticket.epoch, 1u);
-  bench.slots->give(bench.item.slot);
+  bench.slots->give(bench.item.ticket.slot);
 }
 
 }  // namespace

@@ -140,12 +140,12 @@ Worker::Received Worker::next(int64_t timeout_ns) {
       leave();
       return Received::kOver;
     }
-    const RingRequest& asked = ring_.requests[done_ % kRingEntries];
+    const Ticket& asked = ring_.requests[done_ % kRingEntries];
     if (asked.round != ended_.round || asked.place < ended_.place) break;
     since_ns_ = now_ns();
     answer(TENON_END_OF_EPOCH, nullptr);
   }
-  const RingRequest& asked = ring_.requests[done_ % kRingEntries];
+  const Ticket& asked = ring_.requests[done_ % kRingEntries];
   std::byte* const slot = memory_ + offset_of(asked.slot);
   if (!has_pages_[static_cast<size_t>(asked.slot)]) {
     map_slot(head_.layout, slot, false, [] { return false; });
@@ -184,7 +184,7 @@ void Worker::commit(uint64_t nbytes) {
 
 void Worker::answer(int32_t code, const char* message) noexcept {
   has_request_ = false;
-  const RingRequest& asked = ring_.requests[done_ % kRingEntries];
+  const Ticket& asked = ring_.requests[done_ % kRingEntries];
   if (code == TENON_END_OF_EPOCH && (asked.round != ended_.round || asked.place < ended_.place))
     ended_ = asked;
   RingAnswer& answer = ring_.answers[done_ % kRingEntries];

@@ -67,7 +67,7 @@ class Worker {
   std::vector<bool> has_pages_;  // by slot: its pages are in this process' table, as far as they can be
   bool has_request_ = false;
   bool has_left_ = false;  // the ring may be another's by now
-  RingRequest ended_{};    // before which an epoch has ended; round 0: none
+  Ticket ended_{};         // before which an epoch has ended; round 0: none
   int64_t since_ns_ = 0;   // when the current one was taken
   SpinBudget short_wait_;
 };

@@ -289,7 +289,7 @@ std::string WorkerProcesses::await_start(int32_t worker) {
   return peer.failure;
 }
 
-void WorkerProcesses::ask(int32_t worker, const RingRequest& request) noexcept {
+void WorkerProcesses::ask(int32_t worker, const Ticket& request) noexcept {
   RequestRing& ring = this->ring(worker);
   RingUser& peer = peers_[static_cast<size_t>(worker)];
   ring.requests[peer.asked % kRingEntries] = request;

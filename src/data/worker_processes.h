@@ -57,7 +57,7 @@ class WorkerProcesses {
   void start();
 
   // At most kRingEntries requests may be open.
-  void ask(int32_t worker, const RingRequest& request) noexcept;
+  void ask(int32_t worker, const Ticket& request) noexcept;
   // The answer to the oldest open request, or what became of its process. timeout_ns <= 0: for ever; a
   // process that takes longer is killed. False: the feed ends. slot: of this request; on its first use, it is
   // mapped here while the worker maps it.

@@ -145,8 +145,8 @@ trace::Span Workers::begin_span(trace::SpanKind kind, int32_t worker, const Job*
     trace::copy_end(record.name, name_.c_str());
     if (job == nullptr) return;
     record.slot = job->slot;
-    record.epoch = job->ticket.epoch;
-    record.index = job->ticket.index;
+    record.epoch = job->epoch;
+    record.index = job->index;
   });
 }
 
@@ -182,19 +182,6 @@ int32_t Workers::take_slot(int32_t worker, SpinBudget& short_wait) noexcept {
   return slot;
 }
 
-RingRequest Workers::request_of(const Job& job) const noexcept {
-  const Ticket& ticket = job.ticket;
-  return {job.slot,
-          ticket.index,
-          ticket.epoch,
-          batch_seed(options_.seed, ticket.epoch, ticket.index),
-          epoch_seed(options_.seed, ticket.epoch),
-          ticket.round,
-          ticket.place,
-          flags_of(job),
-          job.restored && *job.restored ? (*job.restored)->size() : 0};
-}
-
 tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
   std::byte* const slot = slots_->data(job.slot);
   int64_t* shape = layout_.shapes(slot);
@@ -203,8 +190,7 @@ tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
     loop.shapes[i] = shape;
     shape += schema_->fields()[i].shape.size();
   }
-  tenon_fill_request request =
-      fill_request_of(request_of(job), layout_, slot, loop.fields.data(), loop.shapes.data());
+  tenon_fill_request request = fill_request_of(job, layout_, slot, loop.fields.data(), loop.shapes.data());
   request.worker = loop.worker;
   request.rows = schema_->rows();
   return request;
@@ -263,27 +249,29 @@ Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& sh
         return JobTake::kNone;
       }
     }
-    const TicketQueue::TicketTake taken = queue_.take(job.slot, worker, may_wait && !goes_round, job.ticket);
+    const TicketQueue::TicketTake taken = queue_.take(worker, may_wait && !goes_round, job);
     if (taken != TicketQueue::TicketTake::kTicket) {
       slots_->give(job.slot);
       if (taken == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
       if (may_wait) continue;  // the epoch has ended meanwhile
       return JobTake::kNone;
     }
+    job.seed = batch_seed(options_.seed, job.epoch, job.index);
+    job.epoch_seed = epoch_seed(options_.seed, job.epoch);
     job.retries = 0;
     job.restored.reset();
     if (has_state()) {
       // Fills behind the last delivered batch are undone.
-      job.restored = queue_.first_state(job.ticket, worker);
-      if (job.restored && *job.restored == known_[static_cast<size_t>(worker)].last) job.restored.reset();
+      std::optional<StateRef> first = queue_.first_state(job, worker);
+      if (first && *first != known_[static_cast<size_t>(worker)].last) job.restore(std::move(*first));
     }
-    slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
+    slots_->begin_span(job.slot, number_, job.epoch, job.index);
     if (!has_memory && !take_memory(job.slot, reason)) {  // there may be some by now
       TicketFailure failure;
       failure.code = TENON_ERR_NO_MEMORY;
       failure.was_begun = false;
       failure.set_message(reason.c_str());
-      queue_.fail(job.ticket, job.slot, failure);
+      queue_.fail(job, failure);
       continue;
     }
     reset_slot(layout_, *schema_, slots_->data(job.slot));
@@ -298,7 +286,7 @@ bool Workers::is_failure(const FillResult& result) const noexcept {
 // Notes the state after a fill. True: the batch is to be filled again.
 bool Workers::is_retried(const FillLoop& loop, Job& job, const FillResult& result) {
   const bool is_again = is_failure(result) && options_.on_error == TENON_ON_ERROR_RETRY &&
-                        job.retries < options_.retries && !queue_.is_past(job.ticket);
+                        job.retries < options_.retries && !queue_.is_past(job);
   if (has_state()) note_state(loop.worker, job, result, is_again);
   return is_again;
 }
@@ -346,11 +334,11 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
   if (result.code == 0) {
     times_[static_cast<size_t>(worker)].note(result.fill_ns);
     slots_->mark(job.slot, trace::kReady);
-    queue_.publish(job.ticket, job.slot, result.fill_ns, result.report);
+    queue_.publish(job, result.fill_ns, result.report);
   } else if (result.code == TENON_END_OF_EPOCH) {
-    queue_.finish(job.ticket, job.slot, result.report);
+    queue_.finish(job, result.report);
   } else if (result.code == TENON_NO_BATCH || options_.on_error == TENON_ON_ERROR_SKIP) {
-    queue_.skip(job.ticket, job.slot, result.report);
+    queue_.skip(job, result.report);
   } else {
     TicketFailure failure;
     failure.kind = result.kind;
@@ -360,7 +348,7 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
     failure.exit_signal = result.exit_signal;
     failure.exit_code = result.exit_code;
     failure.set_message(result.message.c_str());
-    queue_.fail(job.ticket, job.slot, failure, result.report);
+    queue_.fail(job, failure, result.report);
   }
 }
 
@@ -383,17 +371,12 @@ void Workers::fill_here(FillLoop& loop, const Job& job, FillResult& result) {
 void Workers::begin_fill(FillLoop& loop, Job& job) noexcept {
   if (has_state()) put_state(loop.worker, job);
   if (!processes_) return;
-  processes_->ask(loop.number, request_of(job));
-}
-
-uint64_t Workers::flags_of(const Job& job) const noexcept {
-  const uint64_t restores = !job.restored ? 0 : *job.restored ? TENON_RESTORE_STATE : TENON_RESTORE_START;
-  return restores | (job.ticket.is_resumed ? TENON_RESUMED : 0);
+  processes_->ask(loop.number, job);
 }
 
 void Workers::put_state(int32_t worker, Job& job) noexcept {
   KnownState& known = known_[static_cast<size_t>(worker)];
-  if (known.is_lost && !job.restored) job.restored = known.last;
+  if (known.is_lost && !job.restored) job.restore(known.last);
   known.is_lost = false;
   if (job.restored && *job.restored) {
     std::memcpy(layout_.state(slots_->data(job.slot)), (*job.restored)->data(), (*job.restored)->size());
@@ -420,7 +403,7 @@ void Workers::read_report(const Job& job, FillResult& result) const {
 void Workers::note_state(int32_t worker, Job& job, const FillResult& result, bool is_again) {
   KnownState& known = known_[static_cast<size_t>(worker)];
   if (is_again) {
-    if (!job.restored) job.restored = known.last;
+    if (!job.restored) job.restore(known.last);
   } else if (result.report.state) {
     known.last = result.report.state;
   } else if (result.code != TENON_END_OF_EPOCH) {  // which the worker's end of the ring can say alone
@@ -588,7 +571,7 @@ void Workers::lose(FillLoop& loop, const char* reason) noexcept {
   const TicketFailure failure = hung(loop.worker, reason);
   for (; loop.settled != loop.begun; ++loop.settled) {
     const Job& job = loop.jobs[loop.settled % kRingEntries];
-    queue_.fail(job.ticket, job.slot, failure);
+    queue_.fail(job, failure);
   }
   if (processes_) processes_->free(loop.number);
   loop.since_ns.store(kFree, std::memory_order_relaxed);
@@ -604,9 +587,10 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexce
   times_[static_cast<size_t>(loop.worker)].note_failure();
   for (uint32_t n = loop.settled; n != loop.begun; ++n) {
     Job& old = loop.jobs[n % kRingEntries];  // whose slot the loop reads when it returns
-    Job job{old.ticket, std::exchange(*spares++, Slots::kNone), old.retries, std::move(old.attachment), {}};
+    Job job{old, old.retries, std::move(old.attachment), {}};
+    job.slot = std::exchange(*spares++, Slots::kNone);
     const bool is_hung = n == loop.settled;
-    bool is_again = !queue_.is_past(job.ticket);
+    bool is_again = !queue_.is_past(job);
     if (is_hung && is_again) {
       is_again = options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries;
       if (is_again) {
@@ -614,16 +598,16 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexce
         retried_.fetch_add(1, std::memory_order_relaxed);
       }
     }
-    queue_.abandon(old.slot, job.slot, is_again);
+    queue_.abandon(old.slot, is_again ? &job : nullptr);
     if (is_again) {
-      slots_->begin_span(job.slot, number_, job.ticket.epoch, job.ticket.index);
+      slots_->begin_span(job.slot, number_, job.epoch, job.index);
       put_back(job);
       other.jobs[other.begun++ % kRingEntries] = std::move(job);
       continue;
     }
     slots_->give(job.slot);
     if (!is_hung) continue;
-    (void)queue_.give_up(job.ticket, options_.on_error == TENON_ON_ERROR_SKIP,
+    (void)queue_.give_up(job, options_.on_error == TENON_ON_ERROR_SKIP,
                          hung(loop.worker, "its thread is left behind"));
   }
 }
@@ -645,7 +629,7 @@ bool Workers::give_up_stuck(bool is_any_at_work) {
 }
 
 void Workers::report(const FillLoop& loop, int64_t since_ns) noexcept try {
-  const Ticket& ticket = loop.jobs[loop.settled % kRingEntries].ticket;
+  const Ticket& ticket = loop.jobs[loop.settled % kRingEntries];
   const uint32_t thread =
       processes_ ? processes_->thread(loop.number) : loop.thread.load(std::memory_order_relaxed);
   char seconds[32];

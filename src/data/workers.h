@@ -95,12 +95,17 @@ class Workers {
 
  private:
   // A batch that is being filled.
-  struct Job {
-    Ticket ticket;
-    int32_t slot = -1;
+  struct Job : Ticket {
     int32_t retries = 0;
     std::vector<std::byte> attachment;  // from before the fill
     std::optional<StateRef> restored;   // the state with which it is filled; none: as the worker is
+
+    // Requires that none is restored yet.
+    void restore(StateRef state) noexcept {
+      flags |= state ? TENON_RESTORE_STATE : TENON_RESTORE_START;
+      restore_nbytes = state ? state->size() : 0;
+      restored = std::move(state);
+    }
   };
   enum class JobTake { kJob, kNone, kOver };
   // The state of a worker's generator. Used by its thread only.
@@ -133,7 +138,6 @@ class Workers {
   void put_state(int32_t worker, Job& job) noexcept;
   void read_report(const Job& job, FillResult& result) const;
   void note_state(int32_t worker, Job& job, const FillResult& result, bool is_again);
-  uint64_t flags_of(const Job& job) const noexcept;
   void return_late(FillLoop& loop) noexcept;
   bool may_replace() const noexcept;
   bool abandon(FillLoop& loop, int64_t since_ns,
@@ -148,7 +152,6 @@ class Workers {
   JobTake take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job);
   bool take_memory(int32_t slot, std::string& reason) noexcept;
   bool prepare(FillLoop& loop, Job& job);
-  RingRequest request_of(const Job& job) const noexcept;
   tenon_fill_request fill_request(const Job& job, FillLoop& loop);
   void put_back(const Job& job) noexcept;
   void fill_here(FillLoop& loop, const Job& job, FillResult& result);
