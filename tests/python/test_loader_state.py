@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 import pytest
+import soak
 
 import tenon as tn
 
@@ -66,6 +67,10 @@ def states_of(loader, count):
     return found, states
 
 
+# The first batch, one of each worker, all requests ahead answered once, and later ones.
+SOME_PLACES = (0, 1, 2, 5, 7, 14)
+
+
 def assert_goes_on(kind, places=None, **options):
     # PyTorch's loader with workers iterates a sampler twice, and this one draws when it is iterated.
     reference = tn.DataLoader if kind == "iterator of a sampler" else data.DataLoader
@@ -81,7 +86,7 @@ def assert_goes_on(kind, places=None, **options):
         is_end = i + 1 == len(states) or states[i + 1][0] != epoch
         if places is not None and taken not in places and not is_end:
             continue
-        if options and len(states) > 40 and taken % 7 and not is_end:
+        if options and not soak.IS_SOAK and taken not in SOME_PLACES and not is_end:
             continue  # many processes
         seed(100 + i)
         with ended(loader_of(kind, **options)) as again:
@@ -133,24 +138,25 @@ def test_a_loader_goes_on_with_workers_that_persist(kind):
     assert_goes_on(kind, places=[0, 3], num_workers=2, persistent_workers=True)
 
 
+# Whether marks are told, and options.
+WAYS = {
+    "1": (False, {"num_workers": 1}),
+    "2": (True, {"num_workers": 2}),
+    "2 persist": (True, {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3}),
+    "3 persist": (False, {"num_workers": 3, "persistent_workers": True, "prefetch_factor": 1}),
+    "4": (False, {"num_workers": 4, "in_order": False}),
+}
+# Of each two, one tells marks and one does not, and one has workers that persist and one does not.
+TWO_WAYS = (("1", "2 persist"), ("2", "3 persist"), ("2 persist", "4"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("are_told", "options"),
-    [
-        (False, {"num_workers": 1}),
-        (True, {"num_workers": 2}),
-        (True, {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3}),
-        (False, {"num_workers": 3, "persistent_workers": True, "prefetch_factor": 1}),
-        (False, {"num_workers": 4, "in_order": False}),
-    ],
-    ids=lambda value: (
-        str(value["num_workers"]) + " persist" * ("persistent_workers" in value)
-        if isinstance(value, dict)
-        else ""
-    ),
+    ("kind", "way"),
+    [(kind, way) for i, kind in enumerate(KINDS) for way in soak.times(WAYS, TWO_WAYS[i % len(TWO_WAYS)])],
 )
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loader_goes_on_from_each_batch(monkeypatch, kind, are_told, options):
+def test_a_loader_goes_on_from_each_batch(monkeypatch, kind, way):
+    are_told, options = WAYS[way]
     set_marks(monkeypatch, are_told)
     assert_goes_on(kind, **options)
 
