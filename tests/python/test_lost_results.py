@@ -127,6 +127,26 @@ def test_an_array_in_the_memory_of_an_output_may_be_returned():
     assert isinstance(error.__cause__, tn.LeaseEscaped)
 
 
+@pytest.mark.parametrize("part", [np.s_[::2], np.s_[::-1], np.s_[::-2]])
+def test_the_memory_of_an_output_is_that_of_all_its_elements(part):
+    x = np.zeros(12, "f4")
+    b = tn.from_numpy(x[part])
+
+    def body(o):
+        o[...] = 1
+        return x[part][::-1]
+
+    op = tn.push(body, tn.overwrite(b), on_conflict="ignore")
+    assert op.exception() is None and op.result()[0] == 1
+
+
+def test_a_view_of_another_argument_is_no_new_array():
+    a, b, c = tn.ones(3), tn.zeros(3), tn.zeros(3)
+    for body in (lambda x, w, o: x[:], lambda x, w, o: w[:]):
+        error = tn.push(body, a, tn.write(c), tn.overwrite(b)).exception()
+        assert isinstance(error.__cause__, tn.LeaseEscaped), error
+
+
 class Shapeless:
     """An array of another library, whose shape cannot be had."""
 

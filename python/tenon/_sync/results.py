@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from .. import _core
 
 
 def refuse_lost_result(
@@ -17,6 +20,8 @@ def refuse_lost_result(
 ) -> None:
     """Raises TypeError if a Python function has returned a new array of the shape of an output.
 
+    An array in the memory of an argument is no new one. A scalar of NumPy is an array without axes.
+
     Parameters
     ----------
     given, are_overwritten
@@ -25,14 +30,13 @@ def refuse_lost_result(
     results = result if type(result) in (tuple, list) else (result,)
     # An argument that is returned lives on, which is an error of its own.
     new = [value for value in results if all(value is not array for array in given)]
-    outputs = [array for array, is_overwritten in zip(given, are_overwritten) if is_overwritten]
     for i, (array, is_overwritten) in enumerate(zip(given, are_overwritten)):
         if not is_overwritten or array.size == 0:
             continue
         name = _parameter(function, i, i - (len(given) - len(keywords)), keywords)
         if name is None or name.startswith("_"):
             continue
-        if any(_shape(one) == array.shape and not _lies_in(one, outputs) for one in new):
+        if any(_shape(one) == array.shape and not _lies_in(one, given) for one in new):
             raise TypeError(
                 f"{getattr(function, '__qualname__', function)} returned a new array of shape {array.shape}, "
                 f"the shape of its parameter {name!r}, all of which the op writes: write it, "
@@ -51,22 +55,23 @@ def _shape(value: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _address(array: Any) -> int | None:
-    """Of the first element; None: not known."""
+def _addresses(array: Any) -> tuple[int, int]:
+    """Where its bytes begin and end; of an array of another library the first byte. (0, 0): not known."""
+    np = sys.modules.get("numpy")
     try:
+        if isinstance(array, _core.NDArray) or (np is not None and isinstance(array, np.ndarray)):
+            return _core.addresses(array)
         address = array.data_ptr if hasattr(array, "data_ptr") else array.__array_interface__["data"][0]
-        return int(address() if callable(address) else address)
+        first = int(address() if callable(address) else address)
     except Exception:  # of a library without addresses
-        return None
+        return 0, 0
+    return first, first + 1
 
 
-def _lies_in(value: Any, outputs: Sequence[Any]) -> bool:
-    """Whether its first element is in the memory of one of them."""
-    start = _address(value)
-    if start is None:
-        return False
-    starts = [(_address(array), array.nbytes) for array in outputs]
-    return any(first is not None and first <= start < first + nbytes for first, nbytes in starts)
+def _lies_in(value: Any, arrays: Sequence[Any]) -> bool:
+    """Whether it has memory of one of them."""
+    begin, end = _addresses(value)
+    return any(begin < last and first < end for first, last in map(_addresses, arrays))
 
 
 def _parameter(function: Callable[..., Any], i: int, keyword: int, keywords: Sequence[str]) -> str | None:
