@@ -27,14 +27,15 @@ inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
 
-// One batch of one epoch, and the request to fill it.
+// One batch of one epoch, and the request to fill it. It lies in the rings of workers, too: a change needs
+// another kFeedVersion.
 struct Ticket {
   int32_t slot = -1;
   uint64_t epoch = 0;
   uint64_t index = 0;                 // which batch it is: what it is filled from
   uint64_t place = 0;                 // of this rank, in the order of the epoch: data/order.h
   uint64_t round = 0;                 // the number of begin() calls before: an epoch can begin several times
-  uint64_t seed = 0, epoch_seed = 0;  // these and the rest: of tenon_fill_request
+  uint64_t seed = 0, epoch_seed = 0;  // these and the rest: of tenon_fill_request, set with the request
   uint64_t flags = 0, restore_nbytes = 0;
 };
 

@@ -588,6 +588,8 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexce
   for (uint32_t n = loop.settled; n != loop.begun; ++n) {
     Job& old = loop.jobs[n % kRingEntries];  // whose slot the loop reads when it returns
     Job job{old, old.retries, std::move(old.attachment), {}};
+    job.flags &= TENON_RESUMED;  // nothing is restored
+    job.restore_nbytes = 0;
     job.slot = std::exchange(*spares++, Slots::kNone);
     const bool is_hung = n == loop.settled;
     bool is_again = !queue_.is_past(job);

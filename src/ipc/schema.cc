@@ -38,7 +38,10 @@ Ref<Array> SchemaField::array_in(Array& memory) const {
 Ref<Schema> Schema::make(std::span<const tenon_field> given, std::string_view what,
                          const SchemaRules& rules) {
   if (given.empty()) throw_error(Code::kValue, what, ": at least one field is needed");
-  if (given.size() > kMostFields) throw_error(Code::kValue, what, ": ", given.size(), " fields are too many");
+  if (given.size() > kMostFields) {
+    throw_error(Code::kValue, what, ": ", given.size(), " fields are more than ", kMostFields,
+                ": give fields of one dtype and shape an axis of their own");
+  }
   auto schema = Ref<Schema>::adopt(new Schema);
   for (const tenon_field& f : given) {
     schema->add(f.name != nullptr ? f.name : "", f.dtype, checked_shape(f.ndim, f.shape), what, rules);
