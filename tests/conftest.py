@@ -74,4 +74,7 @@ def lone_collector(tmp_path_factory):
     """Keeps other tests from collecting what dead processes held, which works on all memory of the user."""
     with open(tmp_path_factory.getbasetemp().parent / "collects.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child of the test may have the file open, too

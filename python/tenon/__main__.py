@@ -98,6 +98,28 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    import time
+
+    from tenon import TenonError
+
+    before = _look(arguments)
+    if arguments.watch is None:
+        return 0
+    try:
+        while True:
+            time.sleep(arguments.watch)
+            try:
+                before = _look(arguments, before)
+            except (TenonError, MemoryError) as error:  # the next look may succeed
+                print(f"tenon ls: {error}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _look(
+    arguments: argparse.Namespace, before: tuple[dict[str, Any], float] | None = None
+) -> tuple[dict[str, Any], float]:
+    """Prints what there is, with rates since an earlier look; returns it with its time."""
     import json
     import time
 
@@ -105,19 +127,14 @@ def _ls(arguments: argparse.Namespace) -> int:
     from tenon._tools import observers as _observers
     from tenon._tools import terminal as _terminal
 
-    before = None
-    while True:
-        seen = json.loads(_core.describe_shared())
-        now = time.monotonic()
-        _observers.add_rates(seen, before, now)
-        if arguments.json:
-            print(json.dumps(seen, allow_nan=False), flush=True)
-        else:
-            _terminal.show(_observers.listing(seen), clears=arguments.watch is not None)
-        if arguments.watch is None:
-            return 0
-        before = seen, now
-        time.sleep(arguments.watch)
+    seen: dict[str, Any] = json.loads(_core.describe_shared())
+    now = time.monotonic()
+    _observers.add_rates(seen, before, now)
+    if arguments.json:
+        print(json.dumps(seen, allow_nan=False), flush=True)
+    else:
+        _terminal.show(_observers.listing(seen), clears=arguments.watch is not None)
+    return seen, now
 
 
 def _gc(arguments: argparse.Namespace) -> int:
@@ -151,7 +168,10 @@ def _plot(arguments: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
     if not 0 < value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is no time between 0 and 3600 s")
     return value

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for several processes: arenas and their plans, channels."""
+"""Memory for several processes: arenas, channels."""

@@ -68,9 +68,10 @@ def _feed_lines(feed: Facts) -> Iterator[str | Table]:
         yield f"feed in memory of {_openers(feed)}: damaged: {plain(feed['damaged'])}"
         return
     state = ", ended" if not feed["alive"] else ", closed" if feed["over"] else ""
-    rates = f"{_rate(feed['fills_per_s'])} fills/s, {_rate(feed['rows_per_s'])} rows/s"
-    slots = f"{feed['slots']} slots of {nbytes_text(feed['slot_nbytes'])}"
-    yield f"feed of {feed['pid']} {command_text(feed)}{state}: {rates}, {slots}"
+    facts = [f"{feed['slots']} slots of {nbytes_text(feed['slot_nbytes'])}"]
+    if feed["fills_per_s"] is not None:
+        facts.insert(0, f"{_rate(feed['fills_per_s'])} fills/s, {_rate(feed['rows_per_s'])} rows/s")
+    yield f"feed of {feed['pid']} {command_text(feed)}{state}: {', '.join(facts)}"
     yield Table(
         ("WORKER", "STATE", "BATCH", "FILLS/S", "LAST FILL", "ASKED", "ANSWERED"),
         [

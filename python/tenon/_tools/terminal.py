@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -63,9 +64,11 @@ def renderable(parts: Parts) -> Any:
 
 def show(parts: Parts, clears: bool = False) -> None:
     """Prints the parts. clears: in place of what a terminal shows; elsewhere behind an empty line."""
+    parts = list(parts)
     if clears:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
-        print("\x1b[H\x1b[2J" if is_terminal else "\n", end="", flush=True)
+        is_capable = is_terminal and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+        print("\x1b[H\x1b[2J" if is_capable else "\n", end="")
     terminal = console()
     if terminal is None:
         print("\n".join(lines(parts)), flush=True)
