@@ -119,8 +119,7 @@ ACCELERATE = """
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize(("ranks", "is_kept"), [(1, False), (2, True)])
 def test_accelerate(tmp_path, ranks, is_kept):
     skip_without("accelerate")
     line = "loader.base_dataloader.__class__ = type(make_loader())" if is_kept else ""
@@ -146,8 +145,7 @@ LIGHTNING = """
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("options", ["", "persistent_workers=True"])
+@pytest.mark.parametrize(("ranks", "options"), [(1, ""), (2, "persistent_workers=True")])
 def test_lightning(tmp_path, ranks, options):
     skip_without("lightning")
     script = LIGHTNING.format(ranks=ranks, options=options, strategy="ddp" if ranks > 1 else "auto")
