@@ -43,9 +43,10 @@ SMOKE = (
     "tests/smoke",
     *(
         f"tests/python/test_{name}.py"
-        for name in "array blocks bodies buffer creation dlpack drop_views dtype engine feed function "
+        for name in "array blocks bodies creation dlpack drop_views dtype engine feed function "
         "indexing leases numpy operators ownership pickle_save views".split()
     ),
+    "tests/python/peers/test_peer_buffer_protocol.py",
     "tests/python/lifetime/test_exit.py",
     "tests/python/lifetime/test_fork.py",
     "tests/python/lifetime/test_refcounts.py",

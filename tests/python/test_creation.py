@@ -3,8 +3,6 @@
 
 import array
 import ctypes
-import gc
-import mmap
 
 import numpy as np
 import pytest
@@ -172,25 +170,6 @@ def test_data_that_are_no_numbers_are_refused(data):
             make(data)
 
 
-@pytest.mark.slow
-def test_buffers_of_all_kinds_are_shared():
-    with mmap.mmap(-1, 4096) as mapping:
-        sources = [
-            bytearray(16),
-            array.array("i", [0] * 4),
-            (ctypes.c_int * 4)(),
-            mapping,
-            np.zeros(4, "i4"),
-            tn.zeros(4, "i4"),
-        ]
-        for source in sources:
-            a = tn.from_buffer(source, "int32", 4)
-            a[1] = 0x01020304
-            assert memoryview(source).cast("B")[4:8].tobytes() == (0x01020304).to_bytes(4, "little")
-            del a
-        gc.collect()
-
-
 def test_a_buffer_has_all_its_elements_unless_a_shape_is_given():
     buffer = bytearray(range(16))
     assert tn.from_buffer(buffer, "uint8").shape == (16,)
@@ -218,13 +197,6 @@ def test_buffers_that_do_not_fit_are_errors():
     with pytest.raises(BufferError):
         tn.from_buffer(memoryview(buffer)[::2], "uint8")
     buffer.extend(b"x")  # none of the failures holds it
-
-
-def test_bytes_give_readonly_arrays():
-    a = tn.from_buffer(b"abcd", "uint8")
-    assert not a.writable
-    with pytest.raises(ValueError, match="read-only"):
-        a[0] = 1
 
 
 def test_a_buffer_is_held_while_an_array_or_view_lives():

@@ -191,26 +191,18 @@ def test_complex_formats_are_those_of_pep_3118(dtype, text):
     assert np.asarray(memoryview(a)).dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_elements_without_a_format_are_not_passed_off_as_others(dtype):
-    a = tn.zeros(4, dtype=dtype)
-    try:
-        m = memoryview(a)
-    except BufferError:
-        return
-    assert m.format not in set("?bhilqBHILQefd")
-    assert m.itemsize == a.itemsize
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "float4_e2m1fn", "float4_e2m1fn_x2"])
+def test_dtypes_without_a_format_are_errors_that_name_the_way_to_the_bytes(name):
+    with pytest.raises(BufferError, match=rf"{name}.*view\('uint8'\)"):
+        memoryview(tn.zeros(2, name))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
-def test_bytes_of_elements_without_a_format_can_be_had_or_the_refusal_says_how(dtype):
-    a = tn.zeros(4, dtype=dtype)
-    try:
-        raw = bytes(bytearray(a))
-    except BufferError as error:
-        assert "view('uint8')" in str(error)
-        raw = bytes(bytearray(a.view("uint8")))
-    assert raw == bytes(a.nbytes)
+def test_version_moves_with_writable_buffers_only():
+    a = tn.zeros(3)
+    with memoryview(a.readonly()):
+        assert a.version == a.version
+    with memoryview(a):
+        assert a.version != a.version
 
 
 def test_requests_are_released_in_any_order():
@@ -383,21 +375,6 @@ def test_cpythons_own_test_array_agrees(kind):
 # -------------------------------------------------------------------------- from_buffer as the consumer
 
 
-def test_from_buffer_shares_and_lets_go():
-    raw = bytearray(range(64))
-    a = tn.from_buffer(raw, "u1")
-    b = a[8:16]
-    b[0] = 255
-    assert raw[8] == 255
-    with pytest.raises(BufferError):
-        raw.append(0)
-    del a
-    with pytest.raises(BufferError):
-        raw.clear()
-    del b
-    raw.append(0)
-
-
 def test_from_buffer_of_a_bytearray_lets_go_after_every_failure():
     raw = bytearray(30)
     for arguments in (
@@ -416,18 +393,6 @@ def test_from_buffer_of_a_bytearray_lets_go_after_every_failure():
             tn.from_buffer(raw, *arguments)
         raw.append(0)  # nobody holds it
         raw.pop()
-
-
-def test_from_buffer_says_what_would_fit():
-    with pytest.raises(ValueError, match=r"30 .*float32"):
-        tn.from_buffer(bytearray(30), "f4")
-
-
-def test_from_buffer_with_shape_and_offset():
-    raw = bytearray(struct.pack("<3i", 1, 2, 3))
-    a = tn.from_buffer(raw, "i4", (1, 2), offset=4)
-    assert a.tolist() == [[2, 3]]
-    assert tn.from_buffer(raw, "i4", shape=(), offset=8).item() == 3
 
 
 @pytest.mark.parametrize(
@@ -465,15 +430,6 @@ def test_from_buffer_of_read_only_exporters_is_read_only(source):
     with pytest.raises((ValueError, BufferError)):
         a[0] = 1
     assert not np.asarray(a).flags.writeable
-
-
-def test_from_buffer_of_a_mapping_holds_it_open():
-    area = mmap.mmap(-1, 4096)
-    a = tn.from_buffer(area, "u1")
-    with pytest.raises(BufferError):
-        area.close()
-    del a
-    area.close()
 
 
 def test_from_buffer_refuses_what_is_not_contiguous():
@@ -515,14 +471,6 @@ def test_from_buffer_reads_bytes_whatever_their_format_is(fmt):
         pytest.skip("CPython's test array has no such format")
     a = tn.from_buffer(peer, "u1")
     assert a.nbytes == 8 * struct.calcsize(fmt)
-
-
-def test_an_unaligned_buffer_is_refused_with_numbers():
-    raw = bytearray(64)
-    with pytest.raises((ValueError, BufferError), match="align") as info:
-        tn.from_buffer(memoryview(raw)[1:33], "f8")
-    assert "8" in str(info.value)
-    raw.append(0)
 
 
 def test_an_exporter_written_in_python_is_asked_to_release():
@@ -577,16 +525,6 @@ def test_numpy_swallows_no_error_of_the_buffer_protocol():
         return
     assert x.dtype != object
     assert x.nbytes >= a.nbytes
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
-def test_numpy_gets_the_types_of_ml_dtypes(dtype):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    a = tn.zeros(5, dtype=dtype)
-    x = np.asarray(a)
-    assert x.dtype == np.dtype(getattr(ml_dtypes, dtype))
-    assert x.ctypes.data == a.data_ptr
-    assert tn.from_numpy(x).dtype == a.dtype
 
 
 def test_array_of_numpy_honours_dtype_and_copy():
