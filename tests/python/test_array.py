@@ -5,7 +5,6 @@ import copy
 import ctypes
 import threading
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -33,29 +32,6 @@ def test_attributes_have_the_values_of_numpy():
 
 def test_new_memory_is_aligned_to_64_bytes():
     assert all(tn.empty(n).data_ptr % 64 == 0 for n in (1, 3, 1000, 100_000))
-
-
-def test_attributes_cannot_be_set():
-    a = tn.zeros(2)
-    with pytest.raises(AttributeError):
-        a.shape = (1, 2)
-    with pytest.raises(AttributeError):
-        a.anything = 1
-
-
-def test_the_type_is_neither_called_nor_derived_from():
-    with pytest.raises(TypeError):
-        tn.NDArray()
-    with pytest.raises(TypeError):
-        type("Derived", (tn.NDArray,), {})
-
-
-def test_weak_references_work():
-    a = tn.zeros(2)
-    reference = weakref.ref(a)
-    assert reference() is a
-    del a
-    assert reference() is None
 
 
 def test_transposed_windows_share_memory():

@@ -53,6 +53,7 @@ def test_small_floats_equal_those_of_ml_dtypes(name):
         pytest.skip("not in this version")
     own, other = tn.dtype(name), np.dtype(getattr(ml_dtypes, name))
     assert own == other
+    assert other == own
     assert hash(own) == hash(other)
     assert tn.dtype(other) is tn.dtype(getattr(ml_dtypes, name)) is own
     assert own.numpy == other

@@ -2,7 +2,6 @@
 """NumPy arrays become arrays and back, on the same memory; flags come back on every path."""
 
 import contextlib
-import gc
 import io
 import sys
 import threading
@@ -22,14 +21,13 @@ def address(x):
     return x.__array_interface__["data"][0]
 
 
-def pass_through(x, **options):
-    """from_numpy of an x that cannot be lent: the flag is as it was before."""
-    before = x.flags.writeable
+def pass_through(x, take=tn.from_numpy, **options):
+    """Takes an x that cannot be lent: its flag is as it was before, and nothing keeps it."""
+    before = x.flags.writeable, sys.getrefcount(x)
     try:
-        return tn.from_numpy(x, **options)
+        return take(x, **options)
     finally:
-        gc.collect()
-        assert x.flags.writeable == before
+        assert (x.flags.writeable, sys.getrefcount(x)) == before
 
 
 @pytest.mark.parametrize("code", NUMERIC)
@@ -45,49 +43,6 @@ def test_memory_is_shared_both_ways(code):
     assert address(back) == address(x)
     back[0, 0] = 1
     assert x[0, 0] == 1
-
-
-LAYOUTS = {
-    "fortran": lambda x: x.T,
-    "steps": lambda x: x[:, ::2, 1::2],
-    "negative": lambda x: x[::-1, :, ::-1],
-    "broadcast": lambda x: np.broadcast_to(x[0], (3, 4, 5)),
-    "no axes": lambda x: x[1, 2, 3:4].reshape(()),
-    "size one": lambda x: x[1:2, :, 2:3],
-    "no elements": lambda x: x[2:2],
-    "swapped axes": lambda x: x.swapaxes(0, 1)[1:],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_any_strides_are_taken(layout):
-    x = layout(np.arange(60).reshape(3, 4, 5))
-    a = tn.from_numpy(x)
-    assert a.shape == x.shape
-    assert a.tolist() == x.tolist()
-    assert np.array_equal(np.asarray(a), x)
-    if x.size:
-        assert a.data_ptr == address(x)
-
-
-def test_the_flag_is_cleared_while_lent_and_restored():
-    x = np.zeros(3)
-    a = tn.from_numpy(x)
-    assert a.writable
-    assert not x.flags.writeable
-    with pytest.raises(ValueError, match="read-only"):
-        x[0] = 1
-    row = a[1:]
-    view = np.asarray(row)
-    held = memoryview(a)
-    for last in (a, row, view):
-        assert not x.flags.writeable
-        del last
-    del a, row, view
-    assert not x.flags.writeable
-    held.release()
-    del held
-    assert x.flags.writeable
 
 
 def test_a_lent_array_can_be_lent_again():
@@ -118,21 +73,6 @@ def test_a_flag_set_by_hand_while_lent_is_cleared_by_the_next_lend():
     assert x.flags.writeable
 
 
-def test_views_of_one_array_are_lent_each_for_itself():
-    x = np.zeros(10)
-    v = x[2:5]
-    a, b = tn.from_numpy(x), tn.from_numpy(v)
-    assert not x.flags.writeable and not v.flags.writeable
-    again = tn.from_numpy(v)
-    assert again.writable
-    del b
-    assert not v.flags.writeable
-    del again
-    assert v.flags.writeable and not x.flags.writeable
-    del a
-    assert x.flags.writeable
-
-
 def test_many_arrays_are_lent_at_a_time():
     arrays = [np.zeros(2) for _ in range(3000)]
     lent = [tn.from_numpy(x) for x in arrays]
@@ -141,15 +81,6 @@ def test_many_arrays_are_lent_at_a_time():
     assert not any(x.flags.writeable for x in arrays)
     del again
     assert all(x.flags.writeable for x in arrays)
-
-
-def test_mode_writable_leaves_the_flag():
-    x = np.zeros(3)
-    a = tn.from_numpy(x, mode="writable")
-    assert x.flags.writeable
-    x[0] = 1
-    a[1] = 2
-    assert a.tolist() == x.tolist() == [1, 2, 0]
 
 
 def test_move_takes_an_array_that_nobody_else_has():
@@ -204,6 +135,9 @@ REFUSED = {
     "duration": (np.zeros(2, "m8[s]"), TypeError, "int64"),
     "byte-swapped": (np.zeros(2, ">f4"), TypeError, "byte-swapped"),
     "long double": (np.zeros(2, np.longdouble), TypeError, "astype"),
+    "complex long double": (np.zeros(2, np.clongdouble), TypeError, "astype"),
+    "void": (np.zeros(2, "V3"), TypeError, "V3"),
+    "string": (np.array(["a"], np.dtypes.StringDType()), TypeError, "StringDType"),
     "unaligned": (np.zeros(9, "u1")[1:].view("f8"), ValueError, "unaligned"),
     "odd stride": (np.zeros(3, [("a", "f4"), ("b", "u1")])["a"], ValueError, "stride of 5 bytes.*itemsize 4"),
     "even odd stride": (
@@ -214,12 +148,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("x", "error", "text"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_lent_is_refused_by_name(x, error, text):
     for mode in ("readonly", "writable", "move"):
         with pytest.raises(error, match=text):
             pass_through(x, mode=mode)
+    with pytest.raises((TypeError, BufferError)):
+        pass_through(x, tn.from_dlpack)
 
 
 @pytest.mark.parametrize("name", ["byte-swapped", "unaligned", "odd stride", "even odd stride"])
@@ -283,29 +218,6 @@ def test_the_array_of_a_lent_array_and_back():
     del b
     assert x.flags.writeable
     assert x[0] == 1
-
-
-def test_subclasses_are_arrays_too(tmp_path):
-    mapped = np.memmap(tmp_path / "file", "f4", "w+", shape=(4,))
-    a = tn.from_numpy(mapped)
-    assert a.writable
-    assert not mapped.flags.writeable
-    a[0] = 3
-    del a
-    assert mapped.flags.writeable
-    assert mapped[0] == 3
-
-
-def test_the_lender_lives_as_long_as_its_memory():
-    x = np.arange(1000.0)
-    reference = weakref.ref(x)
-    a = tn.from_numpy(x)[10:20]
-    del x
-    gc.collect()
-    assert reference() is not None
-    assert a.tolist() == list(range(10, 20))
-    del a
-    assert reference() is None
 
 
 def line_here(offset=0):
@@ -520,39 +432,6 @@ def test_the_text_of_an_array_says_that_nothing_else_has_its_numpy_array():
     assert "borrowed" in repr(b)
 
 
-def test_reference_counts_come_back():
-    x = np.zeros(3)
-    before = sys.getrefcount(x)
-    for _ in range(100):
-        a = tn.from_numpy(x)
-        np.asarray(a), a.numpy(), tn.from_numpy(x, mode="writable")
-        del a
-    assert sys.getrefcount(x) == before
-
-
-def test_a_view_dies_with_its_last_derived_view():
-    a = tn.zeros(10)
-    x = np.asarray(a)[2:][::2]
-    y = a.numpy()[1:]
-    del a
-    x[0] = 1
-    y[0] = 2
-    assert x[0] == 1 and y[0] == 2
-
-
-def test_array_protocol_casts_and_copies_as_asked():
-    a = tn.array([1, 2], "int32")
-    assert a.__array__().dtype == np.int32
-    assert address(a.__array__()) == a.data_ptr
-    assert a.__array__(np.dtype("f8")).tolist() == [1, 2]
-    assert address(a.__array__(copy=True)) != a.data_ptr
-    assert address(np.array(a)) != a.data_ptr
-    assert np.asarray(a, "f8").dtype == np.float64
-    with pytest.raises(ValueError, match="copy"):
-        a.__array__(np.dtype("f8"), copy=False)
-    assert address(np.array(a, copy=False)) == a.data_ptr
-
-
 def test_asnumpy_is_a_copy():
     a = tn.ones(3)
     x = a.asnumpy()
@@ -561,45 +440,12 @@ def test_asnumpy_is_a_copy():
     assert a.readonly().asnumpy().flags.writeable
 
 
-@pytest.mark.parametrize(
-    "name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e8m0fnu"]
-)
-def test_small_floats_meet_numpy_through_ml_dtypes(name):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    a = tn.full(3, 2, name)
-    for x in (np.asarray(a), a.numpy()):
-        assert x.dtype == np.dtype(getattr(ml_dtypes, name))
-        assert address(x) == a.data_ptr
-    b = tn.from_numpy(np.asarray(a).copy())
-    assert b.dtype == a.dtype
-    assert b.tolist() == [2, 2, 2]
-
-
 def test_without_ml_dtypes_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     a = tn.zeros(2, "bfloat16")
     for make in (np.asarray, np.array, tn.NDArray.numpy):
         with pytest.raises(TypeError, match="ml_dtypes"):
             make(a)
-
-
-def test_flags_come_back_when_arrays_die_on_other_threads():
-    arrays = [np.zeros(3) for _ in range(200)]
-    lent = [tn.from_numpy(x) for x in arrays]
-
-    def drop():
-        while lent:
-            try:
-                lent.pop()
-            except IndexError:
-                return
-
-    threads = [threading.Thread(target=drop) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(x.flags.writeable for x in arrays)
 
 
 def test_elements_without_bytes_are_refused_and_do_not_divide_by_zero():
@@ -612,17 +458,6 @@ def test_elements_without_bytes_are_refused_and_do_not_divide_by_zero():
 def test_an_argument_that_has_no_truth_is_an_error():
     with pytest.raises(TypeError, match=r"zero_copy is array\(\[1, 2\]\): it must be True or False"):
         tn.from_numpy(np.zeros(3), zero_copy=np.array([1, 2]))
-
-
-def test_an_array_lent_as_read_only_may_be_lent_again_as_writable():
-    x = np.zeros(3)
-    a = tn.from_numpy(x)
-    b = tn.from_numpy(x, mode="writable")
-    assert b.writable
-    b[0] = 2
-    assert a[0].item() == 2
-    del a
-    assert x.flags.writeable
 
 
 def test_ufunc_at_does_not_write_to_a_read_only_array():

@@ -105,11 +105,6 @@ def test_views_write_in_place():
     assert a.tolist() == [[1, 10, 1], [-2, -20, -2]]
 
 
-def test_arrays_are_not_hashable():
-    with pytest.raises(TypeError, match="hash"):
-        hash(tn.zeros(2))
-
-
 def test_comparison_with_other_objects_is_numpys():
     a = tn.zeros(2)
     assert not np.any(a == "text")

@@ -51,19 +51,6 @@ def comes_true(condition):
     return condition()
 
 
-def test_an_owner_goes_with_the_last_user():
-    owner = Owned()
-    reference = weakref.ref(owner)
-    a = owner.array()
-    del owner
-    users = [a[3:], a.numpy(), memoryview(a), a.__dlpack__(max_version=(1, 0)), a.readonly()]
-    del a
-    while users:
-        assert reference() is not None
-        users.pop()
-    assert reference() is None
-
-
 def test_a_deleter_without_the_gil_gives_the_owner_back_without_a_further_call():
     owner = Owned()
     gone = threading.Event()
@@ -73,17 +60,6 @@ def test_a_deleter_without_the_gil_gives_the_owner_back_without_a_further_call()
     assert not gone.is_set()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(tensor)  # without the GIL
     assert gone.wait(30)
-
-
-def test_a_deleter_on_another_thread_gives_the_flag_back_without_a_further_call():
-    x = np.zeros(3)
-    deleter, tensor = deleter_of(tn.from_numpy(x).__dlpack__(max_version=(1, 0)))
-    assert not x.flags.writeable
-    release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)
-    thread = threading.Thread(target=release, args=(tensor,))
-    thread.start()
-    thread.join()
-    assert comes_true(lambda: x.flags.writeable)
 
 
 def test_a_deleter_with_the_gil_gives_the_owner_back_at_once():
@@ -151,35 +127,6 @@ def test_long_chains_of_owners_end_without_deep_recursion():
     for _ in range(100_000):
         a = Link(a).array()
     del a
-
-
-def test_many_threads_release_at_a_time():
-    gone = []
-    lock = threading.Lock()
-
-    def note():
-        with lock:
-            gone.append(1)
-
-    arrays = []
-    for _ in range(400):
-        owner = Owned()
-        weakref.finalize(owner, note)
-        arrays.append(owner.array())
-    capsules = [deleter_of(a.__dlpack__(max_version=(1, 0))) for a in arrays]
-    del arrays, owner
-    release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-    def drop(part):
-        for deleter, tensor in part:
-            release(deleter)(tensor)
-
-    threads = [threading.Thread(target=drop, args=(capsules[i::4],)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert comes_true(lambda: len(gone) == 400)
 
 
 def test_cycles_through_the_owner_do_not_crash():

@@ -25,6 +25,7 @@ DTYPES = [
     "float8_e4m3fn",
     "float6_e2m3fn",
     "float4_e2m1fn",
+    "float4_e2m1fn_x2",
 ]
 
 

@@ -26,18 +26,6 @@ def sample(dtype):
     return np.array([0.5, 1.0, 2.0, 4.0], getattr(ml_dtypes, dtype))
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
-def test_dtypes_equal_those_of_ml_dtypes(dtype):
-    theirs = np.dtype(getattr(ml_dtypes, dtype))
-    ours = tn.zeros(1, dtype=dtype).dtype
-    assert ours == theirs
-    assert theirs == ours
-    assert ours == tn.dtype(dtype)
-    assert hash(ours) == hash(tn.dtype(dtype))
-    assert tn.zeros(1, dtype=theirs).dtype == ours
-    assert getattr(tn, dtype) == ours
-
-
 @pytest.mark.parametrize("dtype", WHOLE + PADDED)
 def test_numpy_arrays_come_in_without_a_copy(dtype):
     x = sample(dtype)

@@ -34,17 +34,6 @@ def same(a, b):
     assert a.size == 0 or a.data_ptr != b.data_ptr
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_pickles_by_value(kind, protocol):
-    a = SAMPLES[kind]()
-    b = pickle.loads(pickle.dumps(a, protocol=protocol))
-    same(a, b)
-    if a.writable:
-        assert b.writable
-        b[...] = b[...]
-
-
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_pickles_out_of_band_without_a_copy(kind):
     a = SAMPLES[kind]()
@@ -112,14 +101,6 @@ def test_cloudpickle_and_joblib():
     same(a, b)
     joblib = pytest.importorskip("joblib")
     assert joblib.hash(tn.array([1.0, 2.0])) == joblib.hash(tn.array([1.0, 2.0]))
-
-
-def test_dtypes_pickle_as_themselves():
-    for dtype in (tn.float32, tn.bfloat16, tn.float8_e4m3fn, tn.dtype("float4_e2m1fn_x2"), tn.dtype("bool")):
-        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-            assert pickle.loads(pickle.dumps(dtype, protocol=protocol)) is dtype
-        assert copy.copy(dtype) is dtype
-        assert copy.deepcopy(dtype) is dtype
 
 
 def test_errors_pickle():

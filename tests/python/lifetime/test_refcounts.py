@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every reference that a call takes on an owner comes back, on every path out of the call."""
 
-import ctypes
 import gc
 import pickle
 import sys
@@ -250,63 +249,3 @@ def test_the_deleter_of_a_tensor_runs_once_after_the_last_of_everything():
         del last
         live.now()
         assert tensor.deaths == 1
-
-
-def test_from_pointer_calls_its_deleter_once_after_the_last_user():
-    raw = (ctypes.c_double * 4)()
-    calls = []
-
-    class Owner:
-        pass
-
-    owner = Owner()
-    reference = weakref.ref(owner)
-    a = tn.from_pointer(ctypes.addressof(raw), (4,), "f8", owner=owner, deleter=lambda *_: calls.append(_))
-    del owner
-    b = a[1:]
-    del a
-    gc.collect()
-    assert calls == [] and reference() is not None
-    b[0] = 5
-    assert raw[1] == 5
-    del b
-    live.now()
-    assert len(calls) == 1
-    calls.clear()
-    gc.collect()
-    assert reference() is None
-
-
-def test_from_pointer_calls_no_deleter_when_it_fails():
-    raw = (ctypes.c_double * 4)()
-    calls = []
-
-    def deleter(*_):
-        calls.append(_)
-
-    references = sys.getrefcount(deleter)
-    for arguments in (((-1,), "f8"), ((4,), "nothing"), ((2**62,), "f8"), ("text", "f8")):
-        with pytest.raises(ERRORS):
-            tn.from_pointer(ctypes.addressof(raw), *arguments, deleter=deleter)
-    with pytest.raises(ERRORS):
-        tn.from_pointer(ctypes.addressof(raw) + 1, (1,), "f8", deleter=deleter)
-    with pytest.raises(ERRORS):
-        tn.from_pointer(None, (1,), "f8", deleter=deleter)
-    live.now()
-    assert calls == []
-    assert sys.getrefcount(deleter) == references
-
-
-def test_a_deleter_that_raises_is_reported_and_does_no_harm(capsys, monkeypatch):
-    raw = (ctypes.c_double * 4)()
-    reported = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda info: reported.append(info.exc_type))
-
-    def deleter(*_):
-        raise KeyError("mine")
-
-    a = tn.from_pointer(ctypes.addressof(raw), (4,), "f8", deleter=deleter)
-    del a
-    live.now()
-    assert reported in ([KeyError], [])
-    assert tn.zeros(3).tolist() == [0.0] * 3
