@@ -2,7 +2,6 @@
 """DLPack through the package's own door: capsules, keywords, the table on the type, consumption once."""
 
 import ctypes
-import gc
 import re
 import weakref
 
@@ -35,31 +34,6 @@ class Exporter:
         return self.device
 
 
-@pytest.mark.parametrize(
-    ("max_version", "name"),
-    [
-        (None, b"dltensor"),
-        ((0, 8), b"dltensor"),
-        ((1, 0), b"dltensor_versioned"),
-        ((1, 3), b"dltensor_versioned"),
-        ((100, 3), b"dltensor_versioned"),
-    ],
-)
-def test_the_version_asked_for_decides_the_capsule(max_version, name):
-    capsule = tn.zeros(3).__dlpack__(max_version=max_version)
-    assert is_valid(capsule, name)
-
-
-def test_a_capsule_holds_the_memory_until_it_is_dropped():
-    a = tn.array([1, 2, 3])
-    capsule = a.__dlpack__(max_version=(1, 0))
-    del a
-    b = tn.from_dlpack(capsule)
-    assert b.tolist() == [1, 2, 3]
-    del b, capsule
-    tn.zeros(3).__dlpack__()
-
-
 def test_capsules_are_consumed_once():
     for max_version in (None, (1, 0)):
         capsule = tn.zeros(3).__dlpack__(max_version=max_version)
@@ -75,16 +49,6 @@ def test_a_round_trip_is_the_same_storage():
             assert b.data_ptr == source.data_ptr
             assert (b.shape, b.strides) == (source.shape, source.strides)
             assert b.writable
-
-
-def test_readonly_survives_the_versioned_capsule_only():
-    a = tn.zeros(3).readonly()
-    assert not tn.from_dlpack(a.__dlpack__(max_version=(1, 0))).writable
-    assert not tn.from_dlpack(a).writable
-    for max_version in (None, (0, 8)):
-        with pytest.raises(BufferError, match="read-only"):
-            a.__dlpack__(max_version=max_version)
-        assert tn.from_dlpack(a.__dlpack__(max_version=max_version, copy=True)).tolist() == [0, 0, 0]
 
 
 def test_a_copy_is_the_consumers_own():
@@ -165,33 +129,6 @@ def test_writable_memory_is_imported_as_asked():
             tn.from_dlpack(a, writable=wrong)
 
 
-def test_keywords_are_checked():
-    a = tn.zeros(3)
-    assert a.__dlpack_device__() == (1, 0)
-    with pytest.raises(ValueError, match="stream"):
-        a.__dlpack__(stream=1)
-    with pytest.raises(BufferError, match="device"):
-        a.__dlpack__(dl_device=(2, 0))
-    a.__dlpack__(dl_device=(1, 0))
-    with pytest.raises(TypeError):
-        a.__dlpack__(None)
-    with pytest.raises(TypeError):
-        a.__dlpack__(max_version=1)
-    with pytest.raises(TypeError):
-        a.__dlpack__(unknown=1)
-    with pytest.raises(TypeError):
-        a.__dlpack_device__(1)
-
-
-def test_an_export_keeps_an_exception_in_flight():
-    capsule = tn.zeros(3).__dlpack__()
-    with pytest.raises(ZeroDivisionError):
-        try:
-            1 / 0  # noqa: B018
-        finally:
-            del capsule
-
-
 def test_the_consumer_asks_for_the_newest_version():
     a = tn.zeros(3)
     exporter = Exporter(lambda **_: a.__dlpack__(max_version=(1, 0)))
@@ -200,18 +137,6 @@ def test_the_consumer_asks_for_the_newest_version():
     exporter.asked.clear()
     tn.from_dlpack(exporter, copy=False)
     assert exporter.asked == [{"max_version": (1, 3), "copy": False}]
-
-
-def test_producers_without_keywords_are_asked_again_without():
-    class Old:
-        def __dlpack__(self):
-            return np.arange(3).__dlpack__()
-
-    b = tn.from_dlpack(Old())
-    assert b.tolist() == [0, 1, 2]
-    assert not b.writable
-    with pytest.raises(TypeError):
-        tn.from_dlpack(Old(), copy=False)
 
 
 def test_memory_of_a_device_is_asked_for_on_the_host():
@@ -231,60 +156,6 @@ def test_a_copy_against_the_will_of_the_consumer_is_an_error():
     assert tn.from_dlpack(exporter).writable
 
 
-def test_errors_of_the_producer_come_through():
-    def fail(**_):
-        raise RuntimeError("not today")
-
-    with pytest.raises(RuntimeError, match="not today"):
-        tn.from_dlpack(Exporter(fail))
-    with pytest.raises(TypeError, match="not a capsule"):
-        tn.from_dlpack(Exporter(lambda **_: 42))
-    for x in (None, 1, [1], "text", object()):
-        with pytest.raises(TypeError, match="__dlpack__"):
-            tn.from_dlpack(x)
-
-
-def test_numpy_arrays_keep_their_flags():
-    x = np.arange(4.0)
-    b = tn.from_dlpack(x)
-    assert b.data_ptr == x.__array_interface__["data"][0]
-    assert x.flags.writeable and b.writable
-    x.flags.writeable = False
-    assert not tn.from_dlpack(x).writable
-
-
-def test_every_dtype_goes_through():
-    for name in (
-        "bool",
-        "int8",
-        "uint64",
-        "float16",
-        "bfloat16",
-        "float8_e5m2",
-        "complex64",
-        "float4_e2m1fn",
-        "float4_e2m1fn_x2",
-    ):
-        a = tn.zeros((2, 4), name)
-        b = tn.from_dlpack(a.__dlpack__(max_version=(1, 3)))
-        assert b.dtype is a.dtype
-        assert b.data_ptr == a.data_ptr
-
-
-@with_dlpack_1
-def test_numpy_takes_arrays_by_dlpack():
-    a = tn.array([[1, 2], [3, 4]])
-    assert not np.from_dlpack(a.readonly()).flags.writeable
-    assert np.from_dlpack(a, copy=True).tolist() == [[1, 2], [3, 4]]
-    x = np.from_dlpack(a)
-    np.asarray(a)[0, 0] = 9
-    assert x[0, 0] == 9
-    assert np.from_dlpack(a[:, ::-1]).tolist() == a[:, ::-1].tolist()
-    del a
-    gc.collect()
-    assert x.tolist() == [[9, 2], [3, 4]]
-
-
 def test_version_moves_while_an_export_lives():
     a = tn.zeros(3)
     capsule = a.__dlpack__(max_version=(1, 0))
@@ -298,20 +169,8 @@ def torch():
     return pytest.importorskip("torch")
 
 
-def test_tensors_share_both_ways(torch):
-    t = torch.arange(6).reshape(2, 3)
-    for source in (t, t.T, t[:, ::2]):
-        b = tn.from_dlpack(source)
-        assert b.data_ptr == source.data_ptr()
-        assert b.tolist() == source.tolist()
-        b[0, 0] = 7
-    assert t[0, 0] == 7
-    a = tn.zeros((2, 3))
-    for tensor in (a.torch(), torch.from_dlpack(a)):
-        tensor[1, 2] = 5
-        assert a.item(1, 2) == 5
-        assert tensor.data_ptr() == a.data_ptr
-    assert a.T.torch().is_contiguous() is False
+def test_negative_strides_are_refused_where_pytorch_would_end_the_process(torch):
+    a = tn.array(np.arange(6, dtype="f4").reshape(2, 3))
     with pytest.raises(ValueError, match="negative"):
         a[::-1].torch()
     for import_it in (torch.from_dlpack, torch.as_tensor):
@@ -327,17 +186,6 @@ def test_an_array_of_a_dtype_that_pytorch_lacks_is_not_held(torch, dtype):
     with pytest.raises((BufferError, RuntimeError)):
         a.torch()
     assert a.leases() == []
-
-
-def test_tensors_that_are_not_their_memory_are_refused(torch):
-    with pytest.raises(BufferError, match="grad"):
-        tn.from_dlpack(torch.zeros(3, requires_grad=True))
-    c = torch.zeros(3, dtype=torch.complex64).conj()
-    with pytest.raises(BufferError, match="conj"):
-        tn.from_dlpack(c)
-    with pytest.raises(BufferError, match="resolve_neg"):
-        tn.from_dlpack(c.imag)
-    assert tn.from_dlpack(c.resolve_conj()).dtype == tn.complex64
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch, about the state of these kinds of tensors
@@ -428,53 +276,6 @@ def test_subclasses_of_numpy_that_export_for_themselves_are_asked():
     assert tn.from_dlpack(np.zeros(3).view(Elsewhere), device="cpu").tolist() == [5, 5]
     plain = np.zeros(3).view(Plain)
     assert tn.from_dlpack(plain).data_ptr == plain.ctypes.data
-
-
-def test_numpy_arrays_that_dlpack_cannot_express_are_buffer_errors():
-    records = np.zeros(4, [("a", "<f4"), ("b", "u1")])
-    for column in (records["a"], np.zeros(9, "u1")[1:].view("f8")):
-        with pytest.raises(BufferError, match=r"x\.copy\(\)"):
-            tn.from_dlpack(column)
-
-
-def test_torch_gets_readonly_arrays_as_copies_unless_trusted(torch):
-    a = tn.ones(3)
-    copied, trusted = a.readonly().torch(), a.readonly().torch(trust=True)
-    copied[0] = 5
-    assert a.tolist() == [1, 1, 1]
-    assert trusted.data_ptr() == a.data_ptr
-
-
-def test_subclasses_that_export_for_themselves_are_asked(torch):
-    class Own(torch.Tensor):
-        def __dlpack__(self, **keywords):
-            return torch.full((2,), 4).__dlpack__(**keywords)
-
-    assert tn.from_dlpack(torch.zeros(3).as_subclass(Own)).tolist() == [4, 4]
-
-
-@pytest.mark.parametrize(
-    "dtype", ["bool", "uint8", "int64", "float16", "bfloat16", "float8_e4m3fn", "complex64"]
-)
-def test_dtypes_of_torch_go_both_ways(torch, dtype):
-    a = tn.ones((2, 3), dtype) if dtype != "float8_e4m3fn" else tn.ones((2, 3)).astype(dtype)
-    t = a.torch()
-    assert t.dtype == getattr(torch, dtype)
-    assert tn.from_dlpack(t).dtype is a.dtype
-    assert tn.from_dlpack(t).tolist() == a.tolist()
-
-
-def test_jax_reads_the_memory():
-    jax = pytest.importorskip("jax")
-    a = tn.array([1.0, 2.0], "float32")
-    for source in (a, a.readonly()):
-        j = source.jax()
-        assert j.unsafe_buffer_pointer() == a.data_ptr
-        assert j.tolist() == [1, 2]
-    b = tn.from_dlpack(j)
-    assert not b.writable
-    assert not tn.from_dlpack(jax.numpy.arange(3)).writable
-    assert tn.zeros((2, 3)).T.jax().shape == (3, 2)
 
 
 def test_an_import_keeps_its_producer_although_the_bytes_are_known_without_an_owner():

@@ -21,9 +21,7 @@ DTYPES = (
 )
 dtypes = st.sampled_from(DTYPES)
 shapes = st.lists(st.integers(0, 5), max_size=5).map(tuple)
-versions = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 20)))
 copies = st.sampled_from((None, False, True))
-cpus = st.sampled_from((None, (1, 0)))
 
 
 def values(shape, dtype):
@@ -44,28 +42,6 @@ def views(draw):
         if draw(st.booleans()):
             index.append(None)
     return x, (*index, ...)
-
-
-@given(shapes, dtypes)
-def test_the_device_is_one_of_the_enumeration(shape, dtype):
-    kind, number = tn.zeros(shape, dtype=dtype).__dlpack_device__()
-    assert kind in range(1, 22)
-    assert number == 0
-
-
-@given(shapes, dtypes, versions, copies, cpus)
-def test_dlpack_takes_every_combination_of_keywords(shape, dtype, max_version, copy, dl_device):
-    x = values(shape, dtype)
-    a = tn.array(x)
-    taken = dl.take(a.__dlpack__(max_version=max_version, copy=copy, dl_device=dl_device))
-    assert taken.is_versioned == (max_version is not None and max_version[0] >= 1)
-    assert taken.shape == shape or not shape
-    assert taken.ndim == len(shape)
-    assert taken.device == (1, 0)
-    if x.size:
-        assert (taken.data == a.data_ptr) == (copy is not True)
-    assert bool(taken.flags & dl.IS_COPIED) == (taken.is_versioned and copy is True)
-    taken.release()
 
 
 @given(shapes, dtypes, copies, st.sampled_from((None, "cpu")))

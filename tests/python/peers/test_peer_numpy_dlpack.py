@@ -61,19 +61,6 @@ def test_a_capsule_keeps_the_memory_of_an_array_that_is_gone(max_version):
     taken.release()
 
 
-@pytest.mark.parametrize("max_version", LEGACY)
-def test_old_consumers_get_the_legacy_struct(max_version):
-    assert capsule_kind(tn.zeros(2).__dlpack__(max_version=max_version)) == b"dltensor"
-
-
-@pytest.mark.parametrize("max_version", VERSIONED)
-def test_new_consumers_get_the_versioned_struct_of_major_1(max_version):
-    taken = dl.take(tn.zeros(2).__dlpack__(max_version=max_version))
-    assert taken.is_versioned
-    assert taken.version[0] == 1
-    taken.release()
-
-
 def test_max_version_left_out_is_none():
     assert capsule_kind(tn.zeros(2).__dlpack__()) == b"dltensor"
 
@@ -99,7 +86,7 @@ def test_max_version_left_out_is_none():
 def test_a_max_version_that_is_no_pair_of_integers_is_refused(max_version):
     a = tn.zeros(2)
     references = sys.getrefcount(a)
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(TypeError):
         a.__dlpack__(max_version=max_version)
     assert sys.getrefcount(a) == references
 
@@ -119,12 +106,8 @@ def test_a_max_version_out_of_range_is_refused_or_understood(max_version):
 
 @pytest.mark.parametrize("stream", [0, 1, 2, 2**40, "default"])
 def test_a_stream_on_the_cpu_is_refused(stream):
-    with pytest.raises((BufferError, RuntimeError, TypeError, ValueError)):
+    with pytest.raises(ValueError, match="stream"):
         tn.zeros(2).__dlpack__(stream=stream)
-
-
-def test_no_stream_is_accepted():
-    tn.zeros(2).__dlpack__(stream=None)
 
 
 @pytest.mark.parametrize("bad", [{"streams": None}, {"max_versions": (1, 0)}, {"device": (1, 0)}])
@@ -138,30 +121,6 @@ def test_arguments_by_place_are_refused():
         tn.zeros(2).__dlpack__(None)
     with pytest.raises(TypeError):
         tn.zeros(2).__dlpack_device__(1)
-
-
-@pytest.mark.parametrize("max_version", [None, (1, 0)])
-def test_copy_true_gives_memory_of_its_own_and_says_so(max_version):
-    a = tn.full(4, 1.0)
-    taken = dl.take(a.__dlpack__(max_version=max_version, copy=True))
-    assert taken.data != a.data_ptr
-    taken.at(0).value = 9.0
-    assert a.tolist() == [1.0] * 4
-    if taken.is_versioned:
-        assert taken.flags == dl.IS_COPIED
-    taken.release()
-
-
-@pytest.mark.parametrize("copy", [None, False])
-@pytest.mark.parametrize("max_version", [None, (1, 0)])
-def test_without_a_copy_the_memory_is_the_same(max_version, copy):
-    a = tn.full(4, 1.0)
-    taken = dl.take(a.__dlpack__(max_version=max_version, copy=copy))
-    assert taken.data == a.data_ptr
-    assert taken.flags == 0
-    taken.at(2).value = 9.0
-    assert a.tolist() == [1.0, 1.0, 9.0, 1.0]
-    taken.release()
 
 
 def test_a_copy_of_a_view_has_the_elements_of_the_view():
@@ -183,16 +142,9 @@ def test_a_copy_argument_that_is_no_truth_value_is_not_misread(copy):
     taken.release()
 
 
-@pytest.mark.parametrize("dl_device", [(1, 0), None])
-def test_the_cpu_is_a_device_that_may_be_asked_for(dl_device):
-    taken = dl.take(tn.zeros(4).__dlpack__(max_version=(1, 0), dl_device=dl_device))
-    assert taken.device == (1, 0)
-    taken.release()
-
-
 @pytest.mark.parametrize("dl_device", [(2, 0), (8, 0), (1, 1), (0, 0), (-1, 0), (2**31, 0), (10**20, 0)])
 def test_other_devices_are_refused(dl_device):
-    with pytest.raises((BufferError, ValueError, OverflowError)):
+    with pytest.raises(BufferError, match="device"):
         tn.zeros(4).__dlpack__(dl_device=dl_device)
 
 
@@ -245,70 +197,6 @@ def test_dtypes_survive_the_way_out_to_numpy(dtype):
     assert x.tolist() == a.tolist()
 
 
-@pytest.mark.parametrize("dtype", [">i2", ">f4", ">c16", ">u8"])
-def test_byte_swapped_elements_are_refused_by_name(dtype):
-    x = np.arange(4).astype(dtype)
-    references = sys.getrefcount(x)
-    with pytest.raises((TypeError, BufferError), match=r"byte|order|endian|swap"):
-        tn.from_numpy(x)
-    with pytest.raises((TypeError, BufferError)):
-        tn.from_dlpack(x)
-    assert x.flags.writeable
-    assert sys.getrefcount(x) == references
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        np.array([object()]),
-        np.array(["text"]),
-        np.array([b"bytes"]),
-        np.zeros(2, "M8[s]"),
-        np.zeros(2, "m8[s]"),
-        np.zeros(2, [("a", "i4"), ("b", "f8")]),
-        np.zeros(2, "V3"),
-        np.zeros(2, "longdouble"),
-        np.zeros(2, "clongdouble"),
-        np.array(["text"], dtype=np.dtypes.StringDType()),
-    ],
-    ids=lambda x: str(x.dtype),
-)
-def test_elements_that_arrays_cannot_have_are_refused_by_name(x):
-    references = sys.getrefcount(x)
-    for make in (tn.from_numpy, tn.from_dlpack, tn.asarray):
-        with pytest.raises((TypeError, BufferError)):
-            make(x)
-    with pytest.raises(TypeError) as info:
-        tn.from_numpy(x)
-    name = type(x.dtype).__name__.removesuffix("DType").lower()
-    words = {
-        str(x.dtype),
-        name,
-        x.dtype.name,
-        "object",
-        "text",
-        "string",
-        "struct",
-        "time",
-        "long double",
-        "void",
-    }
-    assert any(word.lower() in str(info.value).lower() for word in words)
-    assert x.flags.writeable
-    del info
-    assert sys.getrefcount(x) == references
-
-
-def test_strides_between_elements_are_refused_and_leave_no_trace():
-    x = np.zeros(5, [("a", "i1"), ("b", "<f4")])["b"]
-    assert x.strides == (5,)
-    for make in (tn.from_numpy, tn.from_dlpack):
-        with pytest.raises((ValueError, BufferError)):
-            make(x)
-    assert x.flags.writeable
-    assert tn.from_numpy(x, zero_copy=False).tolist() == [0.0] * 5
-
-
 @pytest.mark.parametrize(
     "view",
     [
@@ -338,6 +226,7 @@ def test_strides_between_elements_are_refused_and_leave_no_trace():
 )
 def test_views_of_any_strides_go_both_ways(view):
     x = view(np.arange(60.0).reshape(3, 4, 5))
+    assert tn.from_numpy(x).tolist() == x.tolist()
     a = tn.from_dlpack(x)
     assert a.shape == x.shape
     assert a.tolist() == x.tolist()
@@ -369,16 +258,6 @@ def test_more_axes_than_the_limit_are_an_error():
     with pytest.raises((ValueError, BufferError)):
         tn.from_dlpack(tensor)
     assert tensor.deaths == 1
-
-
-def test_a_scalar_array_goes_both_ways():
-    a = tn.array(2.5)
-    assert a.shape == ()
-    x = np.from_dlpack(a)
-    assert x.shape == () and x == 2.5
-    x[...] = 4
-    assert a.item() == 4
-    assert tn.from_dlpack(np.array(7)).item() == 7
 
 
 def test_strides_are_always_filled():
@@ -440,15 +319,6 @@ def test_a_read_only_array_does_not_fit_the_legacy_struct():
     assert live.views() == views
 
 
-@pytest.mark.parametrize("max_version", [None, (1, 0)])
-def test_a_copy_of_a_read_only_array_may_be_written(max_version):
-    a = tn.zeros(4).readonly()
-    taken = dl.take(a.__dlpack__(max_version=max_version, copy=True))
-    assert taken.flags in (0, dl.IS_COPIED)
-    assert taken.data != a.data_ptr
-    taken.release()
-
-
 def test_a_writable_array_arrives_writable_and_a_read_only_one_does_not():
     x = np.zeros(4)
     assert tn.from_dlpack(x).writable
@@ -498,9 +368,11 @@ def test_an_exception_in_flight_survives_the_death_of_capsules_arrays_and_views(
 
 
 def test_from_dlpack_of_things_that_are_no_producers_is_a_plain_error():
-    for thing in (None, 1, "text", [1, 2], object(), type, tn.NDArray):
-        with pytest.raises((TypeError, AttributeError, BufferError)):
+    for thing in (None, 1, "text", [1, 2], object(), type):
+        with pytest.raises(TypeError, match="__dlpack__"):
             tn.from_dlpack(thing)
+    with pytest.raises(TypeError):
+        tn.from_dlpack(tn.NDArray)
 
 
 def test_from_dlpack_copy_and_device():
@@ -515,30 +387,3 @@ def test_from_dlpack_copy_and_device():
     assert tn.from_dlpack(x, device="cpu").data_ptr == x.ctypes.data
     with pytest.raises((ValueError, BufferError, TypeError)):
         tn.from_dlpack(x, device="gpu")
-
-
-def test_a_copy_of_a_read_only_source_may_be_written():
-    x = np.arange(4.0)
-    x.flags.writeable = False
-    a = tn.from_dlpack(x, copy=True)
-    assert a.writable
-    a[0] = 5
-    assert x[0] == 0
-
-
-def test_failures_leave_the_source_alone():
-    x = np.zeros(4, ">f4")
-    references = sys.getrefcount(x)
-    for _ in range(100):
-        with pytest.raises((TypeError, BufferError)):
-            tn.from_dlpack(x)
-    assert sys.getrefcount(x) == references
-
-
-def test_a_round_trip_is_the_same_memory():
-    a = tn.zeros(6)
-    b = tn.from_dlpack(a)
-    c = tn.from_dlpack(np.from_dlpack(b)[2:4])
-    c[...] = 3
-    assert a.tolist() == [0, 0, 3, 3, 0, 0]
-    assert c.data_ptr == a.data_ptr + 8

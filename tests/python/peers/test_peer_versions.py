@@ -31,8 +31,7 @@ def test_the_table_of_the_producer(max_version, readonly, copy):
     if not legacy:
         assert taken.version[0] == 1
         expected = (dl.READ_ONLY if readonly and copy is not True else 0) | (dl.IS_COPIED if copy else 0)
-        assert taken.flags & ~dl.READ_ONLY == expected & ~dl.READ_ONLY
-        assert copy or taken.flags == expected
+        assert taken.flags == expected
     assert [taken.at(i).value for i in range(3)] == [2.0] * 3
     assert (taken.data == a.data_ptr) == (copy is not True)
     taken.release()
@@ -92,14 +91,6 @@ def test_flags_are_read_and_unknown_ones_ignored(flags):
     assert a.writable == (not flags & dl.READ_ONLY)
     del a
     assert tensor.deaths == 1
-
-
-@pytest.mark.parametrize("flags", [0, dl.READ_ONLY])
-def test_a_legacy_struct_has_no_flags_to_read(flags):
-    """What lies behind the struct in memory is not taken for flags."""
-    tensor = dl.Tensor((3,), legacy=True)
-    a = tn.from_dlpack(tensor)
-    assert a.shape == (3,)
 
 
 def test_a_type_error_of_a_new_producer_is_not_hidden_when_copy_was_asked_for():
@@ -163,7 +154,7 @@ def test_a_buffer_error_of_the_producer_does_not_lead_to_a_legacy_request():
 
 @pytest.mark.parametrize("value", [None, 7, "text", b"", [], pytest.param(object(), id="object")], ids=repr)
 def test_what_is_no_capsule_is_refused(value):
-    with pytest.raises((TypeError, BufferError, ValueError)):
+    with pytest.raises(TypeError, match="not a capsule"):
         tn.from_dlpack(dl.Wrapped(value))
 
 
@@ -208,18 +199,6 @@ def test_a_device_that_is_none_is_refused_or_not_looked_at(device):
     del a
     assert not dl.is_lent(tensor)
     assert tensor.deaths == 1
-
-
-def test_a_producer_without_a_device_is_an_error():
-    class Deviceless:
-        def __dlpack__(self, **_):
-            return dl.Tensor((3,)).capsule(_free_unused)
-
-    try:
-        a = tn.from_dlpack(Deviceless())
-    except (AttributeError, TypeError, BufferError):
-        return
-    assert a.shape == (3,)
 
 
 @dl.CapsuleDestructor
