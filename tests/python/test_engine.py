@@ -2,7 +2,6 @@
 """Ops from Python: order, results, failures, native functions, waits."""
 
 import asyncio
-import gc
 import random
 import sys
 import threading
@@ -385,19 +384,6 @@ def test_waitall_sees_what_a_body_pushes_behind_the_caller_s_lease(engine):
         )
         with pytest.raises(tn.DeadlockError):
             tn.waitall()
-
-
-def test_a_wait_behind_a_view_in_a_dead_cycle_ends():
-    a = tn.zeros(3)
-    cycle = [np.asarray(a)]
-    cycle.append(cycle)
-    gc.disable()
-    try:
-        del cycle
-        tn.push(tn.fill, tn.overwrite(a), 1, on_conflict="wait", name="first").wait()
-    finally:
-        gc.enable()
-    assert a.tolist() == [1] * 3
 
 
 def test_a_wait_behind_the_view_of_another_thread_waits_for_it(engine):
