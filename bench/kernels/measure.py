@@ -1,20 +1,17 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, casts and fills of Tenon, NumPy and PyTorch. Tenon and NumPy use one thread; PyTorch is measured
-with one, and with as many as it takes by default.
+"""Copies, casts and fills of Tenon, NumPy and PyTorch, with bench/ on the path:
 
-    bench.py [--repeats N] [--json] [NAME ...]
+    python -m kernels.measure REPEATS
 
-Every contender reads and writes the same memory. They take turns, and the fastest turn counts: on a
-shared machine the minimum is the run that was disturbed least. A ratio below 1 means that tenon is
-faster. NAME selects the cases whose name contains it.
+Prints one line of JSON: milliseconds by case and contender, and the number of threads of PyTorch.
+
+Tenon and NumPy use one thread; PyTorch is measured with one, and with as many as it takes by default. Every
+contender reads and writes the same memory. They take turns, and the fastest turn counts: on a shared machine
+the minimum is the run that was disturbed least.
 """
 
-import argparse
 import json
-import os
-import platform
-import statistics
+import sys
 import time
 
 import ml_dtypes
@@ -27,7 +24,6 @@ MIB = 1 << 20
 # A turn lasts at least this long; short work is repeated.
 TURN_SECONDS = 2e-3
 ALL_THREADS = torch.get_num_threads()
-PEERS = ("numpy", "torch", "torch_all")
 
 
 class Case:
@@ -131,43 +127,12 @@ def measure(case, repeats):
     return best
 
 
-def processor():
-    with open("/proc/cpuinfo") as lines:
-        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="run the cases whose name contains it")
-    parser.add_argument("--repeats", type=int, default=15, help="turns of each contender (default 15)")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    options = parser.parse_args()
-
-    print(
-        f"{processor() or platform.machine()}, {os.cpu_count()} processors; fastest of {options.repeats}; "
-        f"tenon {tn.__version__}, numpy {np.__version__}, torch {torch.__version__} with 1 and {ALL_THREADS} "
-        f"threads"
-    )
-    names = ("tenon", *PEERS)
-    print(f"{'case':34}" + "".join(f"{name:>10}" for name in (*names, *(f"/{peer}" for peer in PEERS))))
-    rows = []
+def main(repeats):
+    found = {}
     for case in cases():
-        if options.names and not any(name in case.name for name in options.names):
-            continue
-        best = measure(case, options.repeats)
-        row = {"case": case.name} | {f"{name}_ms": 1e3 * seconds for name, seconds in best.items()}
-        row |= {f"to_{peer}": best["tenon"] / best[peer] for peer in PEERS}
-        rows.append(row)
-        milliseconds = "".join(f"{row[f'{name}_ms']:10.3f}" for name in names)
-        print(
-            f"{case.name:34}{milliseconds}" + "".join(f"{row[f'to_{peer}']:10.2f}" for peer in PEERS),
-            flush=True,
-        )
-    medians = {peer: statistics.median(row[f"to_{peer}"] for row in rows) for peer in PEERS}
-    print(f"{'median of the ratios':74}" + "".join(f"{medians[peer]:10.2f}" for peer in PEERS))
-    if options.json:
-        print(json.dumps({"rows": rows, "median": medians, "threads": ALL_THREADS}))
+        found[case.name] = {name: 1e3 * seconds for name, seconds in measure(case, repeats).items()}
+    print(json.dumps({"milliseconds": found, "threads": ALL_THREADS}))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))
