@@ -16,6 +16,7 @@ import tempfile
 import textwrap
 
 import pytest
+import soak
 
 ROOT = pathlib.Path(__file__).parents[2]
 PRELUDE = """
@@ -86,7 +87,7 @@ def run(program, settings="", driver=None, expect=0):
     return done.stdout.split("\n")[:-1]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", soak.times(range(1, 4), [1]))
 def test_arrays_go_to_devices_and_come_back(seed):
     run(
         """
@@ -189,7 +190,7 @@ def test_without_a_driver_the_error_says_what_was_looked_for():
         assert "/nowhere/libcuda.so.1" in line and "TENON_CUDA_DRIVER" in line
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", soak.times(range(1, 7), [1, 2, 3]))
 def test_pushed_copies_run_in_order_by_events(seed):
     run(
         """
@@ -218,7 +219,7 @@ def test_pushed_copies_run_in_order_by_events(seed):
     )
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", soak.times(range(1, 7), [1, 2, 3]))
 def test_a_consumer_on_a_stream_and_tenon_take_turns(seed):
     run(
         """
