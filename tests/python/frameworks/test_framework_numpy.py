@@ -9,22 +9,8 @@ import pytest
 
 import tenon as tn
 
-DTYPES = [
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-]
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 LAYOUTS = {
     "contiguous": lambda x: x,
     "transposed": lambda x: x.T,

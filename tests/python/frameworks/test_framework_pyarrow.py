@@ -9,19 +9,8 @@ import tenon as tn
 
 pa = pytest.importorskip("pyarrow")
 
-DTYPES = [
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+DTYPES = [*INTEGERS, "float16", "float32", "float64"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
