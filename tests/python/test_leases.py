@@ -3,7 +3,6 @@
 
 import asyncio
 import ctypes
-import gc
 import sys
 import threading
 import time
@@ -51,19 +50,6 @@ def test_a_push_that_reads_lives_with_views_that_read():
     x = np.asarray(a)
     assert tn.push(lambda v: float(v.sum()), a).result() == 4
     assert x.tolist() == [1] * 4
-
-
-def test_a_view_in_a_dead_cycle_is_in_nobody_s_way():
-    a = tn.zeros(4)
-    gc.disable()
-    try:
-        cycle = [np.asarray(a)]
-        cycle.append(cycle)
-        del cycle
-        tn.push(tn.fill, tn.overwrite(a), 2).wait()
-    finally:
-        gc.enable()
-    assert a.tolist() == [2] * 4
 
 
 def test_a_promise_that_views_stay_idle_lets_a_push_through():

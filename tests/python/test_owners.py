@@ -3,9 +3,7 @@
 program that makes no further call, out of the middle of other releases."""
 
 import ctypes
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -137,37 +135,3 @@ def test_cycles_through_the_owner_do_not_crash():
     owner.array_of_its_own = owner.array()
     assert owner.array_of_its_own.shape == (64,)
     del owner.array_of_its_own
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["global", "atexit", "thread", "tensor"])
-def test_arrays_alive_at_exit_do_no_harm(where):
-    program = textwrap.dedent(
-        f"""
-        import atexit, ctypes, sys, threading
-        import numpy as np
-        import tenon as tn
-        x = np.zeros(1000)
-        kept = [tn.from_numpy(x), np.asarray(tn.ones(3)), memoryview(tn.ones(3)), tn.zeros(3).__dlpack__()]
-        where = {where!r}
-        if where == "atexit":
-            atexit.register(kept.clear)
-        if where == "thread":
-            stop = threading.Event()
-            threading.Thread(target=lambda held: stop.wait(), args=(kept,), daemon=True).start()
-        if where == "tensor":
-            try:
-                import torch
-                kept.append(torch.from_dlpack(tn.from_numpy(np.zeros(5))))
-            except ImportError:
-                pass
-            class Late:
-                def __init__(self, a): self.a = a
-                def __del__(self): del self.a
-            sys.late = Late(tn.from_numpy(np.zeros(7)))
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that end with something alive, or with something going on: test_exit.py runs them."""
 
+import importlib.util
+
 # What stays alive in module globals until the very end.
 ALIVE = {
     "arrays": "a = [tn.zeros(10), tn.zeros(1 << 20), tn.zeros(0), tn.array(1)]",
@@ -73,7 +75,8 @@ class Late:
 late = Late(); sys.late = Late(); cycle = Late(); cycle.itself = cycle
 """,
     "atexit": """
-kept = tn.zeros(4)
+kept, held = tn.zeros(4), [tn.from_numpy(np.zeros(4)), memoryview(tn.zeros(3))]
+atexit.register(held.clear)
 atexit.register(lambda: tn.from_numpy(np.ones(4)).numpy().sum())
 atexit.register(lambda: kept.tolist())
 """,
@@ -93,6 +96,16 @@ def work():
 threading.Thread(target=work).start()
 """,
 }
+
+if importlib.util.find_spec("torch"):
+    ENDINGS["a tensor, and an array that goes after the modules"] = """
+import torch
+tensor = torch.from_dlpack(tn.from_numpy(np.zeros(5)))
+class Late:
+    def __init__(self, a): self.a = a
+    def __del__(self): del self.a
+sys.late = Late(tn.from_numpy(np.zeros(7)))
+"""
 
 # What daemon threads do, again and again, when Python ends under them.
 DAEMONS = {
