@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hundred thousand batches leave the memory and the descriptors of consumer and workers as they were."""
+"""Tens of thousands of batches leave the memory and the descriptors of consumer and workers as they were."""
 
 import contextlib
 import gc
@@ -67,8 +67,8 @@ def held_at_rest(pids):
 KINDS = {
     "native, threads": (native, False, soak.times(1_000_000, 100_000)),
     "native, processes": (native, True, soak.times(1_000_000, 100_000)),
-    "Python, threads": (python, False, 100_000),
-    "Python, processes": (python, "fork", 100_000),
+    "Python, threads": (python, False, soak.times(100_000, 30_000)),
+    "Python, processes": (python, "fork", soak.times(100_000, 30_000)),
 }
 
 

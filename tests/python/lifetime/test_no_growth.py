@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A million exchanges of every kind leave memory and file descriptors as they were.
 
-With TENON_SOAK=1 each kind runs 1,000,000 times, else 100,000 times; those that go through ctypes run a tenth
+With TENON_SOAK=1 each kind runs 1,000,000 times, else 30,000 times; those that go through ctypes run a tenth
 of it. The oracles are exact counters, so that a leak of a few bytes in each round is seen long before it
 shows in the size of the process: CPython's blocks, malloc's bytes, storages, views, descriptors.
 """
@@ -22,7 +22,7 @@ import soak
 
 import tenon as tn
 
-N = soak.times(1_000_000, 100_000)
+N = soak.times(1_000_000, 30_000)
 
 x = np.zeros(16)
 frozen = np.zeros(16)
