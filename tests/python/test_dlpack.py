@@ -51,16 +51,6 @@ def test_a_round_trip_is_the_same_storage():
             assert b.writable
 
 
-def test_a_copy_is_the_consumers_own():
-    a = tn.ones(3)
-    b = tn.from_dlpack(a.__dlpack__(max_version=(1, 0), copy=True))
-    assert b.data_ptr != a.data_ptr
-    assert b.writable
-    c = tn.from_dlpack(a, copy=True)
-    assert c.data_ptr != a.data_ptr
-    assert tn.from_dlpack(a, copy=False).data_ptr == a.data_ptr
-
-
 def test_the_verbs_of_mxnet_give_legacy_capsules():
     a = tn.zeros(3)
     for capsule, writable in [(a.to_dlpack_for_read(), False), (a.to_dlpack_for_write(), True)]:

@@ -305,28 +305,6 @@ def test_bytes_travel_with_a_batch(processes):
 
 
 @EITHER
-def test_a_feed_goes_on_where_another_was_left(processes):
-    options = {"workers": 2, "processes": processes, "batches": 10, "seed": 3}
-    with tn.Feed(random_numbers(), **options) as feed:
-        whole = [[batch.data.numpy().copy() for batch in feed] for _ in range(2)]
-    with tn.Feed(random_numbers(), **options) as feed:
-        for _ in feed:
-            pass
-        batches = iter(feed)
-        for _ in range(4):
-            next(batches)
-        state = feed.state_dict()
-    assert (state["epoch"], state["next"]) == (1, 4)
-    with tn.Feed(random_numbers(), **options) as feed:
-        feed.load_state_dict(state)
-        rest = [batch.data.numpy().copy() for batch in feed]
-        assert feed.state_dict() == state | {"epoch": 2, "next": 0}
-    assert np.array_equal(rest, whole[1][4:])
-    with pytest.raises(ValueError, match="10 batches"):
-        feed.load_state_dict({"epoch": 0, "next": 11})
-
-
-@EITHER
 @pytest.mark.parametrize("policy", ["copy", "grow"])
 def test_a_consumer_may_keep_every_batch(processes, policy):
     with tn.Feed(random_numbers(), processes=processes, batches=30, seed=2, on_starved=policy) as feed:
