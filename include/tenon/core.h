@@ -467,9 +467,9 @@ typedef struct tenon_wait_hooks {
   int32_t (*poll)(void* token);
   void (*end)(void* token);       /* acquires the lock again */
   uint64_t (*current_task)(void); /* the asynchronous task that runs; 0: none */
-  /* Every 5 s of a wait: what it waits for. Also once for each view that outlived its lease and has blocked
-   * others for a second. Called in the thread that waits; for a wait of another process, in a thread of the
-   * library. */
+  /* Once in each period of reports: what a wait waits for. Also once for each view that outlived its lease
+   * and has blocked others for a second. Called in the thread that waits; for a wait of another process, in a
+   * thread of the library. */
   void (*report)(const char* text);
   /* In a wait for open views, after 50 ms and every 5 s: closes the views that are not referenced any more.
    * Not 0: no other thread could close the rest, so the wait fails with DEADLOCK. */
@@ -480,8 +480,15 @@ typedef struct tenon_wait_hooks {
   void (*leave)(void* token);
 } tenon_wait_hooks;
 
-/* Must be called once, before any wait. */
+/* Must be called once, before any wait. Reports a value of TENON_REPORT_SECONDS that cannot be used. */
 TENON_API void tenon_set_wait_hooks(const tenon_wait_hooks* hooks);
+
+/* Sets the period of reports of long waits. Initially the environment variable TENON_REPORT_SECONDS, or 5 s.
+ * <= 0: does not change. Returns the previous value. \since 0.6 */
+TENON_API int64_t tenon_set_report_period(int64_t period_ns);
+/* For waits of the language itself: the duration of a wait at its next report, after waited_ns. It is a
+ * multiple of the period. \since 0.6 */
+TENON_API int64_t tenon_next_report(int64_t waited_ns);
 
 /* How a language says what keeps the views of a holder, for reports of long waits and errors that end one.
  * find() writes it into text (size bytes with the NUL; "" at first), as "variable `x` of main (train.py:12)",

@@ -325,10 +325,8 @@ void wait_for_buffer_calls(tenon_array* array, Access access, WaitLimit end) {
                       " the array of shape " + shape_text(*tenon_array_describe(array)) +
                       " in the time given (" + seconds_text(end->given) + "): " + text_of(*found));
     }
-    if (timer.is_due()) {
-      const auto waited = timer.waited() / std::chrono::seconds(1);
-      report_wait(("waiting for " + std::to_string(waited) + " s behind " + text_of(*found)).c_str());
-    }
+    if (timer.is_due())
+      report_wait(("waiting for " + timer.waited_text() + " behind " + text_of(*found)).c_str());
     sleeper.sleep(end ? std::clamp<std::chrono::nanoseconds>(end->end - now, kFirstPause, pause) : pause);
     pause = std::min(2 * pause, kLongestPause);
     check_python(PyErr_CheckSignals());

@@ -30,7 +30,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kSliceNs = 100'000'000;  // between two looks for Ctrl-C
+constexpr int64_t kSliceNs = 100'000'000;    // between two looks for Ctrl-C
+constexpr std::chrono::seconds kStarved{5};  // without a timeout, a consumer that has every slot fails then
 
 nb::tuple names_of(const Schema& schema) {
   nb::list names;
@@ -356,7 +357,7 @@ class NativeFeed {
         continue;
       }
       const auto now = timer.waited();
-      if (now.count() >= limit || (!timeout && now >= ReportTimer::kInterval && is_starved())) return status;
+      if (now.count() >= limit || (!timeout && now >= kStarved && is_starved())) return status;
       if (timer.is_due()) warn(error->message);
     }
   }

@@ -8,7 +8,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -269,6 +271,11 @@ uint64_t current_task() noexcept {
   return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
 }
 
+std::string ReportTimer::waited_text() const {
+  const int64_t ms = waited().count() / 1'000'000;
+  return ms < 1000 ? std::to_string(ms) + " ms" : std::to_string(ms / 1000) + " s";
+}
+
 void report_wait(const char* text) noexcept {
   report_with(
       [&] { nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text); });
@@ -296,7 +303,6 @@ void raise_noted_interrupt() {
 void forget_other_visitors() noexcept { Visit::forget_others(entered && entered->visit.is_counted()); }
 
 void add_waiting(nb::module_& module) {
-  module.attr("REPORT_SECONDS") = std::chrono::duration<double>(ReportTimer::kInterval).count();
   tenon_wait_hooks hooks{};
   hooks.struct_size = sizeof hooks;
   hooks.begin = begin_wait;
@@ -309,6 +315,21 @@ void add_waiting(nb::module_& module) {
   hooks.leave = leave_body;
   tenon_set_wait_hooks(&hooks);
   tenon_set_view_finder(find_views);
+  using Seconds = std::chrono::duration<double>;
+  nb::class_<ReportTimer>(module, "ReportTimer", "When a wait that begins now is reported.")
+      .def(nb::init<>())
+      .def("seconds", [](const ReportTimer& t) { return Seconds(t.waited()).count(); })
+      .def("text", &ReportTimer::waited_text, "The duration of the wait, as in reports.")
+      .def(
+          "left", [](const ReportTimer& t) { return Seconds(t.left()).count(); },
+          "The seconds until the next report.")
+      .def("is_due", &ReportTimer::is_due, "True once in each period of reports.");
+  module.def(
+      "set_report_seconds",
+      [](double seconds) {
+        return static_cast<double>(tenon_set_report_period(std::llround(seconds * 1e9))) / 1e9;
+      },
+      nb::arg("seconds"), "Returns the previous period of reports. 0: does not change.");
   module.def("end_reports", Visit::end_all, "Threads of the library run no Python code from now on.");
 }
 

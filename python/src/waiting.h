@@ -33,16 +33,18 @@ void forget_other_visitors() noexcept;
 // Logs a warning about a long wait. Any thread.
 void report_wait(const char* text) noexcept;
 
-// When the extension reports a wait of its own: every 5 s, as the library does. REPORT_SECONDS in Python.
+// When a wait of the extension or of Python code is reported: as often as waits of the library.
 class ReportTimer {
  public:
-  static constexpr std::chrono::seconds kInterval{5};
+  using Duration = std::chrono::nanoseconds;
 
-  std::chrono::nanoseconds waited() const { return Clock::now() - began_; }
-  // Once in each interval.
+  Duration waited() const { return Clock::now() - began_; }
+  std::string waited_text() const;  // for a report: "5 s", "200 ms"
+  Duration left() const { return next_ - waited(); }
+  // Once in each period.
   bool is_due() {
-    if (waited() < next_) return false;
-    next_ += kInterval;
+    if (left() > Duration(0)) return false;
+    next_ = Duration(tenon_next_report(waited().count()));
     return true;
   }
 
@@ -50,7 +52,7 @@ class ReportTimer {
   using Clock = std::chrono::steady_clock;
 
   const Clock::time_point began_ = Clock::now();
-  std::chrono::nanoseconds next_ = kInterval;
+  Duration next_{tenon_next_report(0)};
 };
 
 // Notes that Ctrl-C has ended a body that the main thread ran in a wait or a push. The interrupt is for the

@@ -1312,7 +1312,24 @@ def from_dlpack(
         The capsule was consumed before; the device is unknown.
     """
 
-REPORT_SECONDS: float = 5.0
+class ReportTimer:
+    """When a wait that begins now is reported."""
+
+    def __init__(self) -> None: ...
+
+    def seconds(self) -> float: ...
+
+    def text(self) -> str:
+        """The duration of the wait, as in reports."""
+
+    def left(self) -> float:
+        """The seconds until the next report."""
+
+    def is_due(self) -> _bool:
+        """True once in each period of reports."""
+
+def set_report_seconds(seconds: float) -> float:
+    """Returns the previous period of reports. 0: does not change."""
 
 def end_reports() -> None:
     """Threads of the library run no Python code from now on."""

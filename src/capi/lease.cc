@@ -159,6 +159,10 @@ void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
                   has_lock ? hooks->enter : nullptr, has_lock ? hooks->leave : nullptr});
 }
 
+int64_t tenon_next_report(int64_t waited_ns) { return next_report_ns(waited_ns); }
+
+int64_t tenon_set_report_period(int64_t period_ns) { return set_report_period_ns(period_ns); }
+
 void tenon_set_view_finder(void (*find)(const tenon_holder* holder, const void* begin, const void* end,
                                         char* text, size_t size)) {
   given_finder = find;

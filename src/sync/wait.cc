@@ -23,7 +23,8 @@ namespace {
 
 constexpr int64_t kHelperSliceNs = 1'000'000;  // if the sleeper itself must run ready ops
 constexpr int64_t kViewsNs = 50'000'000;
-constexpr int64_t kBoundViewNs = 1'000'000'000;  // then bound views in the way are reported
+constexpr int64_t kBoundViewNs = 1'000'000'000;         // then bound views in the way are reported
+constexpr int64_t kMostBetweenLooksNs = 5'000'000'000;  // whatever the period of reports is
 
 std::atomic<const Runner*> runner{nullptr};
 
@@ -321,7 +322,8 @@ bool CycleSleep::is_cycle(Holder* holder) noexcept {
 
 bool CycleSleep::is_kept_by_views(Holder* holder) noexcept {
   const int64_t waited = waiter_.waited_ns();
-  next_look_ns_ = waited < kBoundViewNs ? kBoundViewNs : (waited / Waiter::kReportNs + 1) * Waiter::kReportNs;
+  next_look_ns_ =
+      waited < kBoundViewNs ? kBoundViewNs : std::min(next_report_ns(waited), waited + kMostBetweenLooksNs);
   WaitGraph& graph = WaitGraph::instance();
   const auto is_alone = wait_hooks().is_alone;
   if (is_alone != nullptr && graph.is_behind_host(node_, nullptr) && is_alone(waiter_.token()) != 0 &&

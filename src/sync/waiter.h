@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a thread waits: it sleeps in slices. Between two slices the language may interrupt it, and every 5 s it
-// reports what it waits for.
+// How a thread waits: it sleeps in slices. Between two slices the language may interrupt it, and once in each
+// period of reports it reports what it waits for.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct WaitHooks {
   int32_t (*poll)(void* token) = nullptr;      // as in tenon/core.h; a result other than 0 ends the wait
   void (*end)(void* token) = nullptr;          // after the sleep
   uint64_t (*current_task)() = nullptr;        // see actor.h
-  void (*report)(const char* text) = nullptr;  // every 5 s: what a long wait waits for
+  void (*report)(const char* text) = nullptr;  // once in each period: what a long wait waits for
   // In a wait for views of ordinary code, after 50 ms and then every 5 s: closes views to which no object
   // refers. Returns a value other than 0 if no other thread can close the rest.
   int32_t (*is_alone)(void* token) = nullptr;
@@ -31,8 +31,14 @@ struct WaitHooks {
   void* (*enter)() = nullptr;
   void (*leave)(void* token) = nullptr;
 };
+// Reports a value of TENON_REPORT_SECONDS that is not used.
 void set_wait_hooks(const WaitHooks& hooks) noexcept;
 const WaitHooks& wait_hooks() noexcept;
+
+// The duration of a wait at its next report, after waited_ns: a multiple of the period.
+int64_t next_report_ns(int64_t waited_ns) noexcept;
+// The period: at first TENON_REPORT_SECONDS, or 5 s. Returns the one before; period_ns <= 0: does not change.
+int64_t set_report_period_ns(int64_t period_ns) noexcept;
 
 enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 
@@ -41,7 +47,6 @@ enum class WaitEnd : uint8_t { kOver, kTimeout, kDeadlock, kInterrupted };
 class Waiter {
  public:
   static constexpr int64_t kSliceNs = 50'000'000;  // longer if many threads wait
-  static constexpr int64_t kReportNs = 5'000'000'000;
 
   // The deadline lives as long as this.
   explicit Waiter(const Deadline& deadline) noexcept : Waiter(&deadline) {}
@@ -56,7 +61,7 @@ class Waiter {
   template <class Sleep, class Describe>
   WaitEnd sleep(int64_t most_ns, Sleep sleep, Describe describe) {
     if (is_poll_due_ && is_interrupted()) return WaitEnd::kInterrupted;
-    if (is_poll_due_) report(describe);
+    if (is_poll_due_) report_if_due(describe);
     const int64_t left = deadline_ != nullptr ? deadline_->left_ns() : INT64_MAX;
     if (left <= 0) return WaitEnd::kTimeout;
     is_poll_due_ = !sleep(std::min({most_ns, left, slice_ns()}));
@@ -81,17 +86,14 @@ class Waiter {
   explicit Waiter(const Deadline* deadline) noexcept;
   static int64_t slice_ns() noexcept;
   bool is_interrupted() const noexcept;
+  bool is_report_due() noexcept;
+  void report(const std::string& text) const;
 
   template <class Describe>
-  void report(Describe describe) noexcept {
-    const int64_t waited = waited_ns();
-    if (waited < reported_ns_ + kReportNs) return;
-    reported_ns_ = waited / kReportNs * kReportNs;
-    if (wait_hooks().report == nullptr) return;
+  void report_if_due(Describe describe) noexcept {
+    if (!is_report_due()) return;
     try {
-      const std::string text = describe();
-      if (!text.empty())
-        wait_hooks().report(concat("waiting for ", waited / 1'000'000'000, " s ", text).c_str());
+      report(describe());
     } catch (const std::exception&) {
       // Without memory, the next report may succeed.
     }
@@ -99,7 +101,7 @@ class Waiter {
 
   const Deadline* const deadline_;  // null: never
   const int64_t began_ns_;
-  int64_t reported_ns_ = 0;
+  int64_t next_report_ns_ = next_report_ns(0);
   bool is_poll_due_ = false;
   void* token_ = nullptr;
 };

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tenon::impl {
@@ -96,6 +98,34 @@ TEST_F(WaiterWithHooks, SleepsNoLongerThanTheSliceAndTheDeadline) {
   calls.clear();
   EXPECT_EQ(slice(late), WaitEnd::kTimeout);
   EXPECT_EQ(calls, Calls());
+}
+
+TEST(Reports, AreDueAtMultiplesOfFiveSecondsUnlessThePeriodIsSet) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  EXPECT_EQ(set_report_period_ns(0), 5 * kSecond);
+  EXPECT_EQ(next_report_ns(0), 5 * kSecond);
+  EXPECT_EQ(next_report_ns(5 * kSecond - 1), 5 * kSecond);
+  EXPECT_EQ(next_report_ns(5 * kSecond), 10 * kSecond);
+  EXPECT_EQ(set_report_period_ns(INT64_MAX), 5 * kSecond);
+  EXPECT_GT(next_report_ns(3'000'000 * kSecond), 3'000'000 * kSecond);
+  (void)set_report_period_ns(5 * kSecond);
+}
+
+TEST_F(WaiterWithHooks, ReportsInEachPeriodHowLongItHasWaitedAndForWhat) {
+  WaitHooks hooks;
+  hooks.report = [](const char* text) { calls.emplace_back(text); };
+  set_wait_hooks(hooks);
+  const int64_t before = set_report_period_ns(20'000'000);
+  Waiter waiter;
+  const auto sleep = [](int64_t) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return false;
+  };
+  while (calls.size() < 3) (void)waiter.sleep(INT64_MAX, sleep, [] { return std::string("for a test"); });
+  EXPECT_GE(waiter.waited_ns(), 60'000'000);
+  (void)set_report_period_ns(before);
+  for (const std::string& text : calls)
+    EXPECT_TRUE(text.starts_with("waiting for ") && text.ends_with("s for a test")) << text;
 }
 
 }  // namespace

@@ -338,6 +338,7 @@ static void reports_of_tasks(void) {
   tenon_set_wait_hooks(&hooks);
   tenon_set_view_finder(find_variable);
   searches = reports = 0;
+  CHECK(tenon_next_report(tenon_set_report_period(0)) == 2 * tenon_next_report(0));
 
   options.task = task_here = 1;
   options.site = "first.c:1";

@@ -51,6 +51,14 @@ def no_op_is_left():
 
 
 @pytest.fixture
+def quick_reports():
+    """Long waits of this process are reported every 0.1 s."""
+    before = _core.set_report_seconds(0.1)
+    yield
+    _core.set_report_seconds(before)
+
+
+@pytest.fixture
 def in_a_process_with_one_thread():
     """Runs a function in a forked child, which has one thread; fails as the function does."""
 

@@ -19,7 +19,6 @@ import pytest
 
 import tenon as tn
 from tenon._core import NativeLease
-from tenon._sync import waits as _waits
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind", "no_op_is_left")
 
@@ -434,8 +433,7 @@ def test_every_task_acts_under_the_lease_of_its_thread():
     assert a.tolist() == [4, 4, 4]
 
 
-def test_a_long_wait_of_a_task_is_reported(monkeypatch, caplog):
-    monkeypatch.setattr(_waits, "REPORT_SECONDS", 0.01)
+def test_a_long_wait_of_a_task_is_reported(quick_reports, caplog):
     a = tn.zeros(3)
     lease = a.lease("w").detach()
 

@@ -214,6 +214,19 @@ def test_ctrl_c_ends_every_wait_of_the_main_thread(wait):
     assert done.stdout.splitlines() == ["interrupted True", "[1.0, 1.0, 1.0]"], (done.stdout, done.stderr)
 
 
+@pytest.mark.parametrize(("value", "seconds"), [("", 5.0), ("0.25", 0.25), ("60", 60.0)])
+def test_the_period_of_reports_may_be_given_by_the_environment(value, seconds):
+    done = run("from tenon import _core; print(_core.set_report_seconds(0))", TENON_REPORT_SECONDS=value)
+    assert (done.stdout, done.stderr) == (f"{seconds}\n", "")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "1e10", "5 s"])
+def test_a_period_of_reports_that_cannot_be_used_is_logged_and_has_no_effect(value):
+    done = run("from tenon import _core; print(_core.set_report_seconds(0))", TENON_REPORT_SECONDS=value)
+    assert done.stdout == "5.0\n"
+    assert done.stderr.startswith(f"TENON_REPORT_SECONDS is {value!r}, and has no effect: ")
+
+
 @pytest.mark.slow
 def test_a_wait_of_more_than_five_seconds_says_behind_whom():
     done = run("""

@@ -17,7 +17,6 @@ import pytest
 
 import tenon as tn
 from tenon._data import prefetching as _prefetching
-from tenon._sync import waits as _waits
 from tenon.io import DataBatch, DataDesc, DataIter, FeedIter, NDArrayIter, PrefetchingIter
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
@@ -290,9 +289,8 @@ def test_a_dead_thread_is_told_and_not_waited_for(monkeypatch):
         next(iterator)
 
 
-def test_a_long_wait_says_for_whom(monkeypatch, caplog):
+def test_a_long_wait_says_for_whom(monkeypatch, caplog, quick_reports):
     monkeypatch.setattr(_prefetching, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(_waits, "REPORT_SECONDS", 0.02)
     gate = threading.Event()
     handler = logging.Handler()
     handler.emit = lambda _: gate.set()

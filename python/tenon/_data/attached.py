@@ -19,7 +19,6 @@ from .._core import NDArray, Schema
 from .._errors import OwnerDied, TenonError, log
 from .._ipc.channel import Channel, Received
 from .._ipc.channel import _open as open_channel
-from .._sync.waits import ReportTimer
 from .._values import seconds, text_for_c
 from .epochs import Iteration
 from .forms import Forms
@@ -266,7 +265,7 @@ class AttachedFeed(Forms):
         item, self._next_item = self._next_item, None
         if item is not None:
             return item
-        link, timer = self._opened(), ReportTimer()
+        link, timer = self._opened(), _core.ReportTimer()
         batches, words = link.batch_channel, link.words
         end = None if self.timeout is None else time.monotonic() + self.timeout
         collected = 0  # the oldest generation that was: the young ones first, they take little time

@@ -10,8 +10,8 @@ import time
 import weakref
 from typing import Any
 
+from .. import _core
 from .._errors import log
-from .._sync.waits import ReportTimer
 from .batches import BatchIter, DataBatch, DataDesc
 
 _CLOSED = "the PrefetchingIter is closed"
@@ -181,7 +181,7 @@ class _Helper:
 
     def wait(self) -> None:
         """Waits for the batch that was requested, or for what the iterator raised."""
-        timer = ReportTimer()
+        timer = _core.ReportTimer()
         with self._changed:
             while self._outcome is None:
                 if self._is_stopped:
@@ -190,7 +190,7 @@ class _Helper:
                     raise RuntimeError(f"the thread that takes the batches of {self._iterator!r} has ended")
                 self._changed.wait(_LOOK_SECONDS)
                 if self._outcome is None and timer.is_due():
-                    log.warning("waiting for a batch of %r since %.0f s", self._iterator, timer.seconds())
+                    log.warning("waiting for a batch of %r for %s", self._iterator, timer.text())
 
     def take(self) -> Any:
         with self._changed:

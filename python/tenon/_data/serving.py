@@ -38,7 +38,6 @@ from .._core import NDArray
 from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, log
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
-from .._sync.waits import ReportTimer
 from .._values import count
 from .epochs import Epoch
 from .forms import itself
@@ -238,16 +237,16 @@ class Server:
     def _has_consumers(self) -> bool:
         """Waits for the consumers that are to have attached before the first batch. False: the server is to
         end."""
-        timer = ReportTimer()
+        timer = _core.ReportTimer()
         while (n := self._served.consumers()) < self._consumers:
             time.sleep(_LOOK_SECONDS)
             if self._is_closing:
                 return False
             if timer.is_due():
                 log.warning(
-                    "feed %r has waited for %d s for %d consumers before its first batch: %d have attached",
+                    "feed %r has waited for %s for %d consumers before its first batch: %d have attached",
                     self.name,
-                    timer.seconds(),
+                    timer.text(),
                     self._consumers,
                     n,
                 )
@@ -297,7 +296,7 @@ class Server:
         notice.head[2:] = served.put_position(notice.state)
         notice.send()
         self._batch_channel.close()
-        timer = ReportTimer()
+        timer = _core.ReportTimer()
         while not self._is_closing:
             try:
                 return self._end_channel.loan(timeout=_LOOK_SECONDS)
@@ -308,9 +307,9 @@ class Server:
                 served.withdraw()
             elif timer.is_due():
                 log.warning(
-                    "feed %r has waited for %d s for its %d consumers to end the epoch: %d batches are left",
+                    "feed %r has waited for %s for its %d consumers to end the epoch: %d batches are left",
                     self.name,
-                    timer.seconds(),
+                    timer.text(),
                     served.consumers(),
                     served.unread(),
                 )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._errors import log
-from . import waits
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +53,8 @@ class Signal:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self._loop.create_future()
         self._ask = report
-        self._report_timer: asyncio.TimerHandle | None = None
+        self._timer = _core.ReportTimer()
+        self._next_report: asyncio.TimerHandle | None = None
         self._is_over = False
 
     def set(self) -> bool:
@@ -69,14 +69,14 @@ class Signal:
 
     def wait(self) -> Generator[Any, None, None]:
         """Waits until it is set. Runs ops meanwhile if the engine has no threads."""
-        self._report_later(self._loop.time(), _KEPT_SECONDS)
+        self._report_later(_KEPT_SECONDS)
         try:
             self._help()
             yield from self._future
         finally:
             self._is_over = True
-            if self._report_timer is not None:
-                self._report_timer.cancel()
+            if self._next_report is not None:
+                self._next_report.cancel()
 
     def __await__(self) -> Generator[Any, None, None]:
         return self.wait()
@@ -94,25 +94,24 @@ class Signal:
         elif ran == 0:
             self._loop.call_later(_HELP_SECONDS, self._help)
 
-    def _report_later(self, began: float, seconds: float) -> None:
-        self._report_timer = self._loop.call_at(began + seconds, self._report, began, seconds)
+    def _report_later(self, seconds: float) -> None:
+        self._next_report = self._loop.call_later(seconds, self._report)
 
-    def _report(self, began: float, seconds: float) -> None:
-        behind = self._ask(seconds >= waits.REPORT_SECONDS)
-        waited = self._loop.time() - began
+    def _report(self) -> None:
+        behind = self._ask(self._timer.is_due())
         if behind:
-            log.warning("waiting for %d s behind %s", waited, behind)
+            log.warning("waiting for %s behind %s", self._timer.text(), behind)
         if not self._is_over:
-            self._report_later(began, waits.next_report(waited))
+            self._report_later(self._timer.left())
 
 
 async def until_empty(find: Callable[[], str]) -> None:
     """Polls until ``find`` returns an empty text. ``find``: what there is to wait for, in words."""
     import asyncio
 
-    timer, pause = waits.ReportTimer(), 0.0
+    timer, pause = _core.ReportTimer(), 0.0
     while found := find():
         if timer.is_due():
-            log.warning("waiting for %d s behind %s", timer.seconds(), found)
+            log.warning("waiting for %s behind %s", timer.text(), found)
         await asyncio.sleep(pause)
         pause = min(2 * pause + 0.0001, _MAX_POLL_SECONDS)

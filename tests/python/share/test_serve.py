@@ -745,12 +745,10 @@ def test_a_served_feed_is_seen_from_outside(name, other):
         assert f"consumers: {other.pid}" in text
 
 
-def test_a_consumer_that_waits_long_says_for_what(name, caplog, monkeypatch):
+def test_a_consumer_that_waits_long_says_for_what(name, caplog, monkeypatch, quick_reports):
     from tenon._data import attached as _attached
-    from tenon._sync import waits as _waits
 
     monkeypatch.setattr(_attached, "_SLICE_SECONDS", 0.1)
-    monkeypatch.setattr(_waits, "REPORT_SECONDS", 0.2)
     with tn.Feed(fill, SCHEMA, shared=name) as feed:
         feed.serve(consumers=2, background=True)
         wanted = {"waits for other consumers", "2 consumers before its first batch: 1 have attached"}

@@ -3,6 +3,7 @@
 waiting process reports what holds the memory there."""
 
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -15,7 +16,6 @@ import time
 import pytest
 
 import tenon as tn
-from tenon._sync import waits as _waits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -35,6 +35,8 @@ number = threading.get_native_id()
 """
 # A lease, and a view that outlives it, in the variable `kept` of the module.
 KEEP = "lease = a.lease('w'); kept = a.numpy(); lease.release()"
+# A lease of which a report names the line, in the process that holds it.
+NOTED = re.compile(r"waiting for .*, taken at <told>:(\d+) by thread")
 
 
 def hangs_on(name):
@@ -104,20 +106,34 @@ def reports_of(holder):
     return [text for text in holder.ask("list(log.texts)") if "outlived its block" in text]
 
 
-@pytest.mark.parametrize("wait", WAITS)
-def test_the_log_of_the_holder_has_the_view_that_keeps_another_process_waiting(wait, other, patience):
-    a = tn.zeros(8, shared=True)
+def test_the_log_of_the_holder_has_each_view_that_keeps_another_process_waiting_once(
+    other, patience, quick_reports, caplog
+):
+    """It looks for them again and again. The note of each look is about another view, which the reports of
+    the waits name: after three different notes, a whole look was made after all views were logged."""
     other.ask(LOG)
-    other.ask(KEEP, a=a)
-    number = other.ask("number")
-    waiter = Waiter(lambda: WAITS[wait](a))
-    until(lambda: reports_of(other), lambda: f"{other.ask('log.texts')}")
-    time.sleep(4)  # for a second report, at most 3 s later, which must not come
-    (report,) = reports_of(other)
-    expected = rf"a writable view of it, taken at <told>:1 by thread {number}, .*; it {hangs_on('kept')}"
-    assert re.search(expected, report), report
-    other.ask("del kept")
-    waiter.end()
+    expected = {}
+    waiters = []
+    for line, wait in enumerate(WAITS.values(), 1):
+        a = tn.zeros(8, shared=True)
+        other.ask("\n" * (line - 1) + KEEP.replace("kept", f"kept{line}"), a=a)
+        waiters.append(Waiter(functools.partial(wait, a)))
+        taken = rf"a writable view of it, taken at <told>:{line} by thread {other.ask('number')}, "
+        expected[line] = re.compile(rf"{taken}.*; it {hangs_on(f'kept{line}')}")
+
+    def noted():
+        return {found[1] for text in caplog.messages if (found := NOTED.match(text))}
+
+    with caplog.at_level(logging.WARNING, "tenon"):
+        until(lambda: len(reports_of(other)) >= len(WAITS), lambda: f"{other.ask('log.texts')}")
+        caplog.clear()
+        until(lambda: len(noted()) > 2, lambda: str(caplog.messages))
+    reports = reports_of(other)
+    for report in expected.values():
+        assert sum(report.search(text) is not None for text in reports) == 1, reports
+    other.ask("; ".join(f"del kept{line}" for line in expected))
+    for waiter in waiters:
+        waiter.end()
     tn.waitall()
     assert other.ask("a.leases()") == []
 
@@ -245,9 +261,8 @@ def test_of_several_leases_of_a_process_each_is_told(other):
 
 
 def test_the_report_of_a_task_and_of_a_thread_name_the_other_process_and_its_line(
-    other, another, monkeypatch, caplog, patience
+    other, another, quick_reports, caplog, patience
 ):
-    monkeypatch.setattr(_waits, "REPORT_SECONDS", 3.0)
     # Two arrays, because with one array the thread would wait for the task.
     a, b = tn.zeros(8, shared=True), tn.zeros(8, shared=True)
     expected = {}
@@ -255,7 +270,7 @@ def test_the_report_of_a_task_and_of_a_thread_name_the_other_process_and_its_lin
         process.ask(LOG)
         process.ask(HOLDS["lease"][0], a=array)
         expected[kind] = re.compile(
-            rf"waiting for \d+ s behind process {process.pid} \(\S+\) that holds it for writing "
+            rf"waiting for \d+ m?s behind process {process.pid} \(\S+\) that holds it for writing "
             rf"since [\d.]+ s \(a lease for writing, taken at <told>:1 by thread {process.ask('number')}\)"
         )
 
