@@ -280,7 +280,7 @@ def test_after_a_timeout_the_epoch_goes_on():
 
 
 @pytest.mark.slow
-def test_without_a_timeout_holding_every_slot_raises_after_5_seconds():
+def test_without_a_timeout_holding_every_slot_raises_after_5_seconds(quick_reports):
     with make(slots=2, batches=3) as feed:
         start = time.monotonic()
         with pytest.raises(TimeoutError, match="all 2 slots hold delivered batches"):
@@ -302,7 +302,7 @@ def test_batches_in_dead_cycles_are_found_by_collecting_them():
 
 
 @pytest.mark.slow
-def test_a_slow_generator_is_waited_for_and_reported(gate, caplog):
+def test_a_slow_generator_is_waited_for_and_reported(gate, quick_reports, caplog):
     with at_gate(1) as feed, caplog.at_level(logging.WARNING, "tenon"):
         iterator = iter(feed)
         next(iterator)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for a stopped process (SIGSTOP). Waits without a limit log the process every 5 seconds, others name
-it in their error. Ctrl-C ends both, and nothing is lost."""
+"""Waits for a stopped process (SIGSTOP). Waits without a limit log the process again and again, others
+name it in their error. Ctrl-C ends both, and nothing is lost."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ async def lease_of(array):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["op", "op behind an op", "all ops", "task", "lease of a task"])
-def test_a_wait_without_a_limit_names_the_stopped_process(way, held, other, caplog):
+def test_a_wait_without_a_limit_names_the_stopped_process(way, held, other, quick_reports, caplog):
     private = tn.zeros(3)
     first = tn.push(lambda x, y: None, held, tn.write(private))
     second = tn.push(tn.fill, tn.overwrite(private), 1)
@@ -184,7 +184,7 @@ def channel(other):
 
 
 @pytest.mark.slow
-def test_a_receiver_without_a_limit_names_a_stopped_producer(channel, other, caplog):
+def test_a_receiver_without_a_limit_names_a_stopped_producer(channel, other, quick_reports, caplog):
     channel.recv(timeout=5)
     other.stop()
     thread = threading.Thread(target=channel.recv)
@@ -200,7 +200,7 @@ def test_a_receiver_without_a_limit_names_a_stopped_producer(channel, other, cap
 
 
 @pytest.mark.slow
-def test_a_wait_at_the_lock_of_a_channel_names_the_stopped_process(channel, other, caplog):
+def test_a_wait_at_the_lock_of_a_channel_names_the_stopped_process(channel, other, quick_reports, caplog):
     other.ask(LOCK_MUTEX)
     other.stop()
     found = []
