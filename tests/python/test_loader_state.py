@@ -37,6 +37,8 @@ from loader_kinds import (  # noqa: E402 - it needs PyTorch
     through_a_file,
 )
 
+SLOW = pytest.mark.slow
+
 
 @contextlib.contextmanager
 def ended(loader):
@@ -114,28 +116,8 @@ def test_a_loader_goes_on_without_workers(kind):
     assert_goes_on(kind)
 
 
-SLOW = pytest.mark.slow
-SLOW_KINDS_WITH_WORKERS = (
-    "iterated with noise",
-    "shuffled",
-    "arrays of NumPy",
-    "sampler with a state",
-    "own iterator",
-)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["noise", *(pytest.param(kind, marks=SLOW) for kind in SLOW_KINDS_WITH_WORKERS)],
-)
-def test_a_loader_goes_on_with_workers(kind):
-    assert_goes_on(kind, places=[3], num_workers=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["noise", "dataset with a state", "iterated dataset with a state"])
-def test_a_loader_goes_on_with_workers_that_persist(kind):
-    assert_goes_on(kind, places=[0, 3], num_workers=2, persistent_workers=True)
+def test_a_loader_goes_on_with_workers():
+    assert_goes_on("noise", places=[3], num_workers=2)
 
 
 # Whether marks are told, and options.
