@@ -365,10 +365,3 @@ def test_the_table_and_the_method_agree():
         assert direct.shape == by_method.shape
         assert direct.dtype == by_method.dtype
         assert direct.tolist() == by_method.tolist()
-
-
-def test_empty_tensors_with_storage_offset():
-    t = torch.zeros(10)[5:5]
-    a = tn.from_dlpack(t)
-    assert a.shape == (0,)
-    assert a.torch().shape == (0,)
