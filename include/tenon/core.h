@@ -529,7 +529,8 @@ typedef struct tenon_work {
   void* context;
   /* Called once, on any thread. Not called if memory that the op reads holds no value: the op fails then. It
    * must end the op with tenon_op_complete or tenon_op_fail, now or later, on any thread. It may not wait for
-   * ops or leases. */
+   * ops or leases. If it ends its thread (pthread_exit), the op fails, and a new thread takes the place of
+   * the ended one. On a thread of the caller, and with TENON_NEEDS_LOCK, the process ends with a message. */
   void (*run)(void* context, tenon_op* op);
   void (*drop)(void* context); /* always called once, before the op is done; may be NULL */
   const char* name;            /* copied; may be NULL */
@@ -752,7 +753,9 @@ typedef union tenon_value {
 } tenon_value;
 
 /* Calls the function in this thread. If the function is not thread-safe, one call runs at a time and others
- * wait. result may be NULL. Fails with OP if a status result is non-zero (error->op_code). */
+ * wait. result may be NULL. Fails with OP if a status result is non-zero (error->op_code).
+ * If the function ends its thread (pthread_exit) in an op's body or in fill, that ends with it. Elsewhere the
+ * process ends with a message. */
 TENON_API tenon_status tenon_function_call(tenon_function* function, int32_t n, const tenon_value* arguments,
                                            tenon_value* result, tenon_error* error);
 

@@ -174,15 +174,8 @@ class Op {
 
 namespace detail {
 
-// Fails an op with the current exception. Null: there is none, but the thread is to end (pthread_exit).
+// Fails an op with an exception.
 inline void fail_with(tenon_op* op, const std::exception_ptr& cause) noexcept {
-  if (cause == nullptr) {
-    tenon_op_fail(
-        op, 0,
-        "it ended its thread (pthread_exit, or a pthread_cancel from elsewhere): return from it instead",
-        nullptr, nullptr);
-    return;
-  }
   std::unique_ptr<std::exception_ptr> payload;
   try {
     payload = std::make_unique<std::exception_ptr>(cause);
@@ -395,7 +388,7 @@ class PushedBody {
  public:
   PushedBody(Body&& body, Arrays&& arrays) : body_(std::move(body)), arrays_(std::move(arrays)) {}
 
-  // What comes out of it is the end of the thread, which the engine stops.
+  // What comes out of it is the end of the thread, after which the engine fails the op.
   static void run(void* context, tenon_op* op) {
     auto& self = *static_cast<PushedBody*>(context);
     if constexpr (kIsAsynchronous) {
@@ -409,8 +402,8 @@ class PushedBody {
         }
       } catch (...) {
         const std::exception_ptr cause = std::current_exception();
+        if (cause == nullptr) throw;  // the thread ends
         detail::fail_with(op, cause);
-        if (cause == nullptr) throw;
         return;
       }
       tenon_op_complete(op);
@@ -431,8 +424,8 @@ class PushedBody {
     } catch (...) {
       const std::exception_ptr cause = std::current_exception();
       tenon_op* const left = state != nullptr ? state->take() : op;
+      if (cause == nullptr) throw;  // the thread ends
       if (left != nullptr) detail::fail_with(left, cause);
-      if (cause == nullptr) throw;
     }
   }
 
@@ -520,9 +513,10 @@ inline Op push_copy(const Array& from, const Array& to,
 // Parameters of body: none; or for each use a View (of const elements if the op only reads) or a const
 // Array&. A Completion may follow them if the op continues after the body has returned. Result of body: void,
 // or an int that is not 0 for failure. An exception of any type is the failure of the op. So is
-// pthread_exit, unless the body is noexcept; the thread continues. The body may not wait, may not use other
-// arrays and may not keep views. Fails with LEASE_CONFLICT, BUFFER (a write to a
-// read-only array), TYPE and VALUE (an array that does not match the body's parameter), CLOSED.
+// pthread_exit, unless the body is noexcept, and a new thread takes the place of the ended one. On a thread
+// of the caller (Op::wait, or an engine without threads of its own) the process ends with a message. The
+// body may not wait, may not use other arrays and may not keep views. Fails with LEASE_CONFLICT, BUFFER (a
+// write to a read-only array), TYPE and VALUE (an array that does not match the body's parameter), CLOSED.
 template <class Body, Access... kAccess>
 Op push(const PushOptions& options, Body body, Use<kAccess>... uses) {
   detail::check_signature<Body>();

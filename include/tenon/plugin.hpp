@@ -48,10 +48,6 @@
 #include <utility>
 #include <vector>
 
-#if defined(__GLIBCXX__)
-#include <cxxabi.h>
-#endif
-
 #include "tenon/plugin.h"
 
 // Element access is checked unless NDEBUG is defined.
@@ -308,19 +304,15 @@ inline constexpr bool has_state =
     };
 
 // Runs body and converts an exception to a code and a text. It throws nothing, but passes the unwinding of
-// pthread_exit on: a handler that stops this unwinding would abort the process, and Tenon converts it to a
-// failure. Such an unwinding has no exception object: the reference in the handler is null.
+// pthread_exit on, which has no exception object: a handler that stops it would end the process.
 template <class Body>
-[[gnu::noinline, gnu::no_sanitize("null")]] int32_t guarded(char* message, size_t message_size, Body&& body) {
+int32_t guarded(char* message, size_t message_size, Body&& body) {
   try {
     return body();
-#if defined(__GLIBCXX__)
-  } catch (const abi::__forced_unwind&) {
-    throw;
-#endif
   } catch (const std::exception& e) {
     std::snprintf(message, message_size, "%s", e.what());
   } catch (...) {
+    if (std::current_exception() == nullptr) throw;
     std::snprintf(message, message_size, "unknown exception");
   }
   return -1;

@@ -84,7 +84,8 @@ NativeOp push_function(const Function& function, const nb::list& arguments, cons
   OwnedWork owned_work;
   owned_work.work.struct_size = sizeof owned_work.work;
   owned_work.work.context = call;
-  owned_work.work.run = [](void* c, tenon_op* op) noexcept { static_cast<PushedCall*>(c)->run(op); };
+  // Not noexcept: the function may end its thread.
+  owned_work.work.run = [](void* c, tenon_op* op) { static_cast<PushedCall*>(c)->run(op); };
   owned_work.work.drop = [](void* c) noexcept { static_cast<PushedCall*>(c)->release(); };
   owned_work.work.name = name;
   call->retain();

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/foreign_call.h"
+
 namespace tenon::impl::capi {
 
 #ifdef TENON_FAULT_INJECTION
@@ -27,6 +29,11 @@ tenon_status report(tenon_error* error, tenon_status status, const char* message
   error->message[length] = '\0';
   if (error->struct_size >= sizeof(tenon_error)) error->op_code = op_code;
   return status;
+}
+
+tenon_status report_unknown(tenon_error* error) {
+  if (is_end_of_thread()) throw;
+  return report(error, TENON_ERR_INTERNAL, "unknown exception");
 }
 
 void refuse::struct_size(uint32_t given, size_t least, const char* name) {

@@ -21,6 +21,8 @@ namespace tenon::impl::capi {
 // Fills error (may be null; may be shorter than this library's struct) and returns the status.
 tenon_status report(tenon_error* error, tenon_status status, const char* message,
                     int32_t op_code = 0) noexcept;
+// In a catch (...). The end of a thread passes.
+[[gnu::cold]] tenon_status report_unknown(tenon_error* error);
 inline tenon_status report(tenon_error* error, const Error& e) noexcept {
   return report(error, static_cast<tenon_status>(e.code()), e.what(), e.op_code());
 }
@@ -88,9 +90,10 @@ OnHost on_host_from(int32_t on_conflict);
 // Sets the next result of tenon_failure_last() in this thread; null: none.
 void remember_failure(Ref<Failure> failure) noexcept;
 
-// body: returns nothing, or a status.
+// body: returns nothing, or a status. Throws nothing, but a function of the user may end the thread
+// (base/foreign_call.h).
 template <class Body>
-tenon_status guarded(tenon_error* error, Body&& body) noexcept {
+tenon_status guarded(tenon_error* error, Body&& body) {
   try {
 #ifdef TENON_FAULT_INJECTION
     if (fault != nullptr) fault();
@@ -114,7 +117,7 @@ tenon_status guarded(tenon_error* error, Body&& body) noexcept {
   } catch (const std::exception& e) {
     return report(error, TENON_ERR_INTERNAL, e.what());
   } catch (...) {
-    return report(error, TENON_ERR_INTERNAL, "unknown exception");
+    return report_unknown(error);
   }
 }
 

@@ -8,7 +8,6 @@
 
 #include "array/access.h"
 #include "array/lease.h"
-#include "base/foreign_call.h"
 #include "capi/boundary.h"
 #include "capi/lease.h"
 #include "exec/engine.h"
@@ -42,9 +41,7 @@ struct PushedWork {
 
   static void run(void* context, Op* op) {
     const auto& self = *static_cast<PushedWork*>(context);
-    const auto body = [&] { self.run_body(self.context, wrap(op)); };
-    if (!has_returned(body))
-      op->fail_without_return(Failure::make(Code::kOp, kEndedThread, op->name, op->site));
+    self.run_body(self.context, wrap(op));
   }
   static void drop(void* context) {
     auto* const self = static_cast<PushedWork*>(context);

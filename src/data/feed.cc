@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/feed.h"
 
-#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -118,10 +117,7 @@ void check(const tenon_generator& generator, const tenon_feed_options& options) 
   }
 }
 
-void work(Ref<Workers> workers, int32_t loop) {
-  pthread_setname_np(pthread_self(), concat("tenon-feed-", loop).substr(0, 15).c_str());
-  workers->work(loop);
-}
+void work(const Ref<Workers>& workers, int32_t loop) { workers->work(loop); }
 
 }  // namespace
 
@@ -434,8 +430,10 @@ void Feed::close(int64_t timeout_ns) {
   }
   if (workers_->is_inline() && !workers_->is_called_by_worker()) workers_->leave_inline(timeout_ns);
   const bool have_left = !workers_->is_called_by_worker() && workers_->wait_until_left(timeout_ns);
-  for (std::thread& thread : *threads_) {
-    if (thread.joinable()) have_left ? thread.join() : thread.detach();
+  for (size_t i = 0; i < threads_->size(); ++i) {
+    std::thread& thread = (*threads_)[i];
+    if (!thread.joinable()) continue;
+    have_left && !workers_->has_replaced(static_cast<int32_t>(i)) ? thread.join() : thread.detach();
   }
   threads_->clear();
   if (have_left) return;

@@ -73,7 +73,6 @@ enum class What {
   kKill,
   kCrash,
   kExit,
-  kEndThread,
   kHang,
   kShrink,
   kWrongShape,
@@ -115,7 +114,6 @@ struct Source {
         raise(SIGSEGV);
         break;
       case What::kExit: _exit(7);
-      case What::kEndThread: pthread_exit(nullptr);
       case What::kHang: std::this_thread::sleep_for(1h); break;
       case What::kShrink:
         request.shapes[0][0] = request.shapes[1][0] = 5;
@@ -512,20 +510,6 @@ TEST_P(EitherWay, AShapeThatDoesNotFitIsAFailure) {
   const std::string text = failure_of(feed);
   EXPECT_NE(text.find("left field 'words' in a shape that does not fit into (16, 8)"), std::string::npos)
       << text;
-}
-
-TEST_P(EitherWay, AGeneratorThatEndsItsThreadFailsAtItsBatchAndTheFeedGoesOn) {
-  source_.at = 5;
-  source_.what = What::kEndThread;
-  Feed feed(source_.generator(), schema(), options(2, 20));
-  feed.begin();
-  for (uint64_t i = 0; i < 5; ++i) ASSERT_TRUE(is_intact(*next(feed), 0, i));
-  const std::string text = failure_of(feed);
-  EXPECT_NE(text.find("failed at batch 5 of epoch 0"), std::string::npos) << text;
-  EXPECT_NE(text.find("it ended its thread (pthread_exit"), std::string::npos) << text;
-  source_.at = kNever;
-  feed.begin();
-  for (uint64_t i = 0; i < 20; ++i) ASSERT_TRUE(is_intact(*next(feed), 1, i));
 }
 
 TEST_P(EitherWay, AnEpochMayEndEarlyAndABatchMayBeNone) {

@@ -4,6 +4,7 @@
 // after a thread that was abandoned has written other ones to its slot; each batch is delivered once, or told
 // as a failure, or counted as skipped; a thread that returns gives back what it had.
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -38,6 +39,7 @@ struct Source {
   std::atomic<uint64_t> width{1};  // so many batches from there on
   std::atomic<int> hangs_left{0};
   std::atomic<int> hanging{0}, released{0}, drops{0};
+  bool ends_late = false;  // those that return end their threads instead
   uint32_t flags = TENON_THREADSAFE;
 
   void hang_at(uint64_t epoch, uint64_t index, int times = 1) {
@@ -56,6 +58,7 @@ struct Source {
     const int number = ++hanging;
     while (released < number) std::this_thread::sleep_for(1ms);
     std::fill_n(words, 128, UINT64_MAX);
+    if (ends_late) pthread_exit(nullptr);
     return 0;
   }
 
@@ -171,6 +174,25 @@ TEST_F(HungThreads, TheSlotOfOneThatWritesLateIsNobodyElses) {
   EXPECT_FALSE(next(feed));
   EXPECT_GE(feed.statistics().retried, 1u);
   EXPECT_EQ(feed.statistics().skipped, 0u);
+}
+
+TEST_F(HungThreads, OneThatIsLeftBehindMayEnd) {
+  source_.ends_late = true;
+  source_.hang_at(0, 5);
+  {
+    Feed feed(source_.generator(), schema(), options(1, 20, TENON_ON_ERROR_RETRY));
+    feed.begin();
+    expect_batches(feed, 0, 0, 20);
+    source_.release();
+    for (uint64_t epoch = 1; epoch < 4; ++epoch) {
+      source_.hang_at(epoch, 5, 2);  // it may be given the loop of the ended thread
+      feed.begin();
+      expect_batches(feed, epoch, 0, 20);
+      source_.release();
+    }
+    EXPECT_FALSE(next(feed));
+  }
+  wait_for([&] { return source_.drops == 1; });
 }
 
 TEST_F(HungThreads, OneBatchIsSkippedAndNoOtherIsLost) {

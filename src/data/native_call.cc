@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/foreign_call.h"
+#include "sync/actor.h"
 
 #if defined(__x86_64__) && !defined(__ILP32__) && !defined(_WIN32)
 #define TENON_INTEGER_REGISTERS 6
@@ -126,8 +127,10 @@ tenon_value NativeCall::operator()(const tenon_value* arguments) const {
         step.is_float32 ? std::bit_cast<uint32_t>(static_cast<float>(arguments[i].f)) : arguments[i].u;
   }
   uint64_t bits = 0;
-  const auto invoke = [&] { bits = invoke_(address_, words.data()); };
-  if (!has_returned(invoke)) throw_error(Code::kOp, "'", name_, "' did not return: ", kEndedThread);
+  call_foreign([&] { bits = invoke_(address_, words.data()); },
+               [&] {
+                 if (!this_thread.may_end) end_process("native function", name_.c_str());
+               });
   return is_void_ ? tenon_value{} : extended(result_dtype_, bits);
 }
 

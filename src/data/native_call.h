@@ -28,8 +28,8 @@ class NativeCall {
   NativeCall(void* address, const Prototype& prototype);
 
   // arguments: one for each parameter, integers within the range of their type. Calls in this thread.
-  // Integer results are sign- or zero-extended; without a result the value is 0. Fails with kOp if the
-  // function ends its thread and does not return.
+  // Integer results are sign- or zero-extended; without a result the value is 0. If the function ends its
+  // thread, the unwinding passes where this_thread.may_end, and otherwise the process ends.
   tenon_value operator()(const tenon_value* arguments) const;
 
  private:

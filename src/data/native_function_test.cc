@@ -2,6 +2,7 @@
 #include "data/native_function.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "sync/actor.h"
 
 namespace tenon::impl {
 namespace {
@@ -102,6 +104,25 @@ TEST(NativeFunction, ACallFromInsideOfItselfIsRefusedAndDoesNotHang) {
     function->call(nullptr);
     EXPECT_NE(refusal.find("'call_itself' is called from inside of itself"), std::string::npos) << refusal;
   }
+}
+
+int function_that_ends(int code) {
+  if (code == 7) pthread_exit(nullptr);
+  return code;
+}
+
+TEST(NativeFunction, AfterACallThatEndsItsThreadOthersMayCall) {
+  const Ref<NativeFunction> function =
+      NativeFunction::create(reinterpret_cast<void*>(function_that_ends), "int ending(int code)", false);
+  tenon_value bad{}, good{};
+  bad.i = 7;
+  good.i = 8;
+  std::thread([&] {
+    this_thread.may_end = true;
+    (void)function->call(&bad);
+    ADD_FAILURE() << "it returned";
+  }).join();
+  EXPECT_EQ(function->call(&good).i, 8);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "data/generator_call.h"
 #include "data/library.h"
+#include "sync/actor.h"
 
 namespace tenon::impl {
 namespace {
@@ -45,12 +46,6 @@ class Message {
  private:
   char text_[kPluginMessageSize] = "";
 };
-
-// Calls a function of the table.
-template <class Call>
-int32_t call_entry(Message& message, Call call) {
-  return call_checked(message.data(), Message::size(), call);
-}
 
 // What fill of a plug-in of version 1 gets.
 struct RequestOfVersion1 {
@@ -228,6 +223,14 @@ class PluginState {
     if (code != 0) fail("restore", code, message);
   }
 
+  // Calls a function of the table.
+  template <class Call>
+  int32_t call_entry(Message& message, Call call) {
+    return call_checked(message.data(), Message::size(), call, [this] {
+      if (!this_thread.may_end) end_process("plug-in", table_.name().c_str());
+    });
+  }
+
   [[noreturn]] void fail(const char* entry, int32_t code, const Message& message) const {
     throw Error(
         Code::kOp,
@@ -271,7 +274,7 @@ class PluginGenerator {
 
   const char* name() const noexcept { return table_.name().c_str(); }
 
-  int32_t fill(const tenon_fill_request& request, char* message, size_t message_size) noexcept {
+  int32_t fill(const tenon_fill_request& request, char* message, size_t message_size) {
     int32_t code = -1;
     try {
       const StateTurn turn{take_state(request.worker)};

@@ -517,10 +517,33 @@ TEST(PluginClass, ExceptionsBecomeTexts) {
 
 TEST(PluginClass, TheEndOfItsThreadIsAFailureOfTheBatch) {
   Rows rows;
+  OpenedPlugin quitter = open("ramp", R"({"name": "quitter"})");
+  tenon_feed_options options{};
+  options.struct_size = sizeof options;
+  options.workers = 1;
+  options.slots = 2;
+  options.batches = 4;
+  Feed feed(quitter.generator, quitter.schema, options);
+  const auto fill = [&feed] {
+    Ref<Batch> batch;
+    EXPECT_TRUE(feed.next(-1, batch));
+    return batch ? static_cast<int64_t>(batch->ticket().index) : -1;
+  };
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    feed.begin();
+    EXPECT_EQ(fill(), 0);
+    EXPECT_EQ(fill(), 1);
+    expect_text(error_of(Code::kOp, fill), "failed at batch 2 of epoch");
+    EXPECT_EQ(count("ramp", "count_objects"), 1) << "the state of the worker is used again";
+  }
+}
+
+TEST(PluginClass, TheEndOfAThreadOfTheCallerIsThatOfTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  Rows rows;
   const Owned quitter(open("ramp", R"({"name": "quitter"})"));
-  EXPECT_EQ(rows.fill(quitter, 0, 2), -1);
-  expect_text(rows.message, "it ended its thread (pthread_exit");
-  EXPECT_EQ(rows.fill(quitter, 0, 3), 0);
+  EXPECT_DEATH((void)rows.fill(quitter, 0, 2),
+               "plug-in 'Chosen' did not return, because it ended its thread");
 }
 
 TEST(PluginClass, WithoutASchemaTheUsersIsCheckedAgainstItsViews) {

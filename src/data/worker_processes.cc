@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "data/generator_call.h"
 #include "data/worker.h"
+#include "sync/actor.h"
 
 #ifndef SYS_pidfd_open  // the headers of glibc 2.28 have neither
 #define SYS_pidfd_open 434
@@ -39,6 +40,34 @@ int32_t status_of(const siginfo_t& info) noexcept {
   return info.si_code == CLD_EXITED ? (info.si_status & 0xFF) << 8 : info.si_status;
 }
 
+// Fills batches until the feed ends.
+[[noreturn]] void serve(const tenon_generator& generator, Worker& worker, int32_t number) noexcept {
+  static char message[kMessageSize];
+  this_thread.may_end = true;
+  try {
+    while (worker.next(-1) == Worker::Received::kRequest) {
+      message[0] = '\0';
+      const auto go_on_elsewhere = [&] {
+        start_thread_surely([&] {
+          std::thread([&] {
+            worker.answer(-1, kEndedThread);
+            serve(generator, worker, number);
+          }).detach();
+        });
+        sleep_for_ever();
+      };
+      const auto fill = [&] {
+        return generator.fill(generator.context, worker.request(), message, sizeof message);
+      };
+      worker.answer(call_checked(message, sizeof message, fill, go_on_elsewhere), message);
+    }
+    if (generator.leave != nullptr) generator.leave(generator.context, number);
+  } catch (...) {
+    _exit(1);
+  }
+  _exit(0);
+}
+
 // What a forked worker does.
 [[noreturn]] void run_worker(const tenon_generator& generator, std::byte* memory, int32_t number,
                              pid_t feed) noexcept {
@@ -52,20 +81,8 @@ int32_t status_of(const siginfo_t& info) noexcept {
   sigset_t none;
   sigemptyset(&none);
   (void)pthread_sigmask(SIG_SETMASK, &none, nullptr);
-  static char message[kMessageSize];
-  try {
-    Worker worker(memory, number);
-    while (worker.next(-1) == Worker::Received::kRequest) {
-      message[0] = '\0';
-      const int32_t code =
-          call_generator(generator.fill, generator.context, *worker.request(), message, sizeof message);
-      worker.answer(code, message);
-    }
-    if (generator.leave != nullptr) generator.leave(generator.context, number);
-  } catch (...) {
-    _exit(1);
-  }
-  _exit(0);
+  Worker worker(memory, number);
+  serve(generator, worker, number);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/workers.h"
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -17,6 +19,7 @@
 #include "data/generator_call.h"
 #include "data/request_ring.h"
 #include "data/seed.h"
+#include "sync/actor.h"
 
 namespace tenon::impl {
 namespace {
@@ -199,12 +202,27 @@ tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
 // False: the batch is settled already.
 bool Workers::prepare(FillLoop& loop, Job& job) {
   const tenon_fill_request request = fill_request(job, loop);
-  FillResult result;
   char message[kMessageSize] = "";
-  result.code = call_generator(generator_.prepare, generator_.context, request, message, sizeof message);
-  if (result.code != 0) {
+  const auto fail = [&](int32_t code) {
+    FillResult result;
+    result.code = code;
     result.message = message;
     settle(-1, job, result);
+  };
+  // A binding of a language may prepare.
+  const bool may_end = std::exchange(this_thread.may_end, false);
+  const int32_t code = call_checked(
+      message, sizeof message,
+      [&] { return generator_.prepare(generator_.context, &request, message, sizeof message); },
+      [&] {
+        std::snprintf(message, sizeof message, "%s", kEndedThread);
+        fail(-1);
+        preparing_.unlock();
+        go_on_elsewhere(loop);
+      });
+  this_thread.may_end = may_end;
+  if (code != 0) {
+    fail(code);
     return false;
   }
   if (options_.on_error == TENON_ON_ERROR_RETRY || options_.fill_timeout_ns > 0) {
@@ -353,12 +371,24 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
 }
 
 void Workers::fill_here(FillLoop& loop, const Job& job, FillResult& result) {
+  if (std::exchange(loop.has_ended, false)) {
+    result.code = -1;
+    result.message = kEndedThread;
+    return read_report(job, result);
+  }
   const tenon_fill_request request = fill_request(job, loop);
   char message[kMessageSize];
   message[0] = '\0';
   const trace::Span span = begin_span(trace::SpanKind::kFill, loop.worker, &job);
   const int64_t start = now_ns();
-  result.code = call_generator(generator_.fill, generator_.context, request, message, sizeof message);
+  result.code = call_checked(
+      message, sizeof message,
+      [&] { return generator_.fill(generator_.context, &request, message, sizeof message); },
+      [&] {
+        trace::close(span, trace::key_of(this), trace::SpanOutcome::kFailed, kEndedThread);
+        loop.has_ended = true;
+        go_on_elsewhere(loop);
+      });
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
   note_unwritten(result);
   if (result.code != 0) result.message = message;
@@ -434,8 +464,6 @@ void Workers::fill_batches(FillLoop& loop) {
   std::array<Job, kRingEntries>& jobs = loop.jobs;
   uint32_t &begun = loop.begun, &settled = loop.settled;
   bool is_over = false;
-  // Those of an abandoned loop.
-  for (uint32_t n = settled; n != begun; ++n) begin_fill(loop, jobs[n % kRingEntries]);
   while (true) {
     // Only one before the first one ends: else the first batch would wait for the memory of a second slot.
     while (!is_over && begun - settled < (settled == 0 ? 1 : most)) {
@@ -450,7 +478,8 @@ void Workers::fill_batches(FillLoop& loop) {
     Job& job = jobs[settled % kRingEntries];
     FillResult result;
     // pairs with: Workers::abandon, "what a loop is busy with"
-    if (options_.fill_timeout_ns > 0) loop.since_ns.store(now_ns(), std::memory_order_release);
+    if (options_.fill_timeout_ns > 0 && !loop.has_ended)
+      loop.since_ns.store(now_ns(), std::memory_order_release);
     const bool has_ended = end_fill(loop, job, result);
     // pairs with: Workers::abandon, "what a loop is busy with"
     if (loop.since_ns.exchange(kIdle, std::memory_order_acq_rel) == kAbandoned) return return_late(loop);
@@ -582,6 +611,7 @@ void Workers::lose(FillLoop& loop, const char* reason) noexcept {
 // Moves the jobs of an abandoned loop to one whose thread does not run yet.
 void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexcept {
   other.is_second = true;
+  other.is_replaced = false;
   other.worker = loop.worker;
   other.begun = other.settled = 0;
   times_[static_cast<size_t>(loop.worker)].note_failure();
@@ -657,17 +687,33 @@ std::string Workers::take_report() {
 }
 
 void Workers::work(int32_t number) noexcept {
+  pthread_setname_np(pthread_self(), concat("tenon-feed-", number).substr(0, 15).c_str());
+  this_thread.may_end = true;
   working_for = this;
   FillLoop& loop = loops_[static_cast<size_t>(number)];
   loop.thread.store(static_cast<uint32_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
   try {
-    // If it cannot be started, its first batch fails.
-    if (processes_ && loop.is_second) (void)processes_->start(number);
+    if (std::exchange(loop.is_second, false)) {
+      // If it cannot be started, its first batch fails.
+      if (processes_) (void)processes_->start(number);
+      for (uint32_t n = loop.settled; n != loop.begun; ++n) begin_fill(loop, loop.jobs[n % kRingEntries]);
+    }
     fill_batches(loop);
   } catch (const std::exception&) {
     queue_.stop();  // no memory for a message: nothing more comes
   }
+  this_thread.may_end = false;
   leave();
+}
+
+// This thread ends, and holds nothing.
+void Workers::go_on_elsewhere(FillLoop& loop) noexcept {
+  if (is_inline()) end_process("generator", name_.c_str());
+  loop.is_replaced = true;
+  start_thread_surely([&] {
+    std::thread([number = loop.number, self = this] { Ref<Workers>::adopt(self)->work(number); }).detach();
+  });
+  sleep_for_ever();
 }
 
 bool Workers::fill_inline(bool* needs_slot) {

@@ -36,6 +36,9 @@ namespace tenon::impl {
 // first one in spare slots. The thread of the abandoned loop keeps its slots until it returns. Then its
 // results are dropped, and it ends.
 //
+// If fill or prepare ends its thread, the batch fails, and another thread continues in the same loop with the
+// reference of the ended one.
+//
 // Threads: work(loop) is run by one thread; everything else may be called by any.
 class Workers {
  public:
@@ -61,6 +64,8 @@ class Workers {
 
   // What the thread of a loop does until dismiss(), or until it is abandoned.
   void work(int32_t loop) noexcept;
+  // After wait_until_left(): the first thread of this loop sleeps for ever.
+  bool has_replaced(int32_t loop) const noexcept { return loops_[static_cast<size_t>(loop)].is_replaced; }
   // The number of threads that will run work(), before the first of them starts.
   void expect(int32_t count) noexcept { running_ = count; }
   void take_over_generator() noexcept;
@@ -122,7 +127,9 @@ class Workers {
     int32_t worker = 0;
     std::array<Job, kRingEntries> jobs;  // in order of the requests: number n lies at n % kRingEntries
     uint32_t begun = 0, settled = 0;
-    bool is_second = false;     // it continues an abandoned one
+    bool is_second = false;     // it continues an abandoned one, and has no thread yet
+    bool is_replaced = false;   // its first thread has ended
+    bool has_ended = false;     // the fill that was begun first has, without a result: so has its thread
     std::vector<void*> fields;  // addresses for the request
     std::vector<int64_t*> shapes;
     // Shared. Of the fill for which the thread waits. The thread ends it, or another one abandons the loop.
@@ -132,6 +139,7 @@ class Workers {
 
   Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
 
+  [[noreturn, gnu::cold]] void go_on_elsewhere(FillLoop& loop) noexcept;
   void fill_batches(FillLoop& loop);
   void begin_fill(FillLoop& loop, Job& job) noexcept;
   bool end_fill(FillLoop& loop, const Job& job, FillResult& result);

@@ -2,6 +2,7 @@
 //
 // Requests, leases and ops over plain integers: no arrays are needed to know what the engine does.
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <latch>
 #include <memory>
@@ -14,6 +15,8 @@
 
 namespace tenon::impl {
 namespace {
+
+constexpr int64_t kWatchdogNs = 600'000'000'000;
 
 using EngineOn = OnExecutor;
 INSTANTIATE_TEST_SUITE_P(Executors, EngineOn, testing::Values("pool", "inline", "seeded:3"));
@@ -110,6 +113,31 @@ TEST_F(OnPool, AWaitingThreadRunsABodyWhoseWorkerWaitsForTheLock) {
   wait(op);
   EXPECT_EQ(ran_in, std::this_thread::get_id());
   EXPECT_EQ(n_runs, 1);
+}
+
+// The frames of the language would stay on the stack.
+TEST_F(OnPool, ABodyThatEndsItsThreadWithTheLockEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run = [this] {
+    WaitHooks hooks;
+    hooks.enter = []() -> void* { return &Engine::instance(); };
+    hooks.leave = [](void*) {};
+    set_wait_hooks(hooks);
+    const Ref<Op> op = make({write(cell)}, [](Op*) { pthread_exit(nullptr); }, "locked");
+    op->traits = Request::kNeedsLock;
+    (void)submit(op);
+    (void)op->wait(Deadline(kWatchdogNs), &conflict);
+  };
+  EXPECT_DEATH(run(), "the body of op 'locked' did not return, because it ended its thread");
+}
+
+TEST_F(OnPool, WithoutALanguageABodyThatNeedsTheLockMayEndItsThread) {
+  const Ref<Op> op = make({write(cell)}, [](Op*) { pthread_exit(nullptr); });
+  op->traits = Request::kNeedsLock;
+  ASSERT_TRUE(submit(op));
+  ASSERT_TRUE(op->wait(Deadline(kWatchdogNs), &conflict));
+  EXPECT_TRUE(op->failure());
+  (void)take_failures();
 }
 
 TEST_F(OnPool, ABodyThatNeedsTheLockBeginsWhenItsWorkerHasIt) {

@@ -48,9 +48,6 @@ class Executor {
   // True if posted tasks run without calls of try_run_one().
   virtual bool has_own_threads() const noexcept = 0;
 
-  // How many tasks may run at a time.
-  virtual int concurrency() const noexcept = 0;
-
   // Runs all posted tasks, then ends the threads. Requires that no thread outside of the executor calls
   // post() or is in try_run_one().
   virtual void stop() noexcept = 0;

@@ -17,7 +17,6 @@ class InlineExecutor final : public Executor {
   // From inside of a task: runs the oldest task that waits on this thread. Outside there is none.
   bool try_run_one() noexcept override;
   bool has_own_threads() const noexcept override { return true; }  // post() needs no help
-  int concurrency() const noexcept override { return 1; }          // for each thread that posts
   void stop() noexcept override {}
 };
 

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "base/block_cache.h"
+#include "base/foreign_call.h"
 #include "exec/engine.h"
+#include "exec/pool.h"
 #include "sync/gate.h"
 
 namespace tenon::impl {
@@ -108,7 +110,7 @@ void Op::refuse_at_gates(const Conflict& conflict) noexcept {
 Task* Op::run() noexcept {
   const Outcome outcome = (traits & kNeedsLock) != 0 ? run_with_lock()
                           : begin_running()          ? execute()
-                                                     : Outcome{};
+                                                     : end_unreturned();
   release(outcome.is_done ? 2 : 1);  // the references of the executor and of the engine
   return outcome.next;
 }
@@ -117,7 +119,7 @@ Task* Op::run() noexcept {
 // would have to give the lock to this thread and to get it back. The op is finished without the lock, because
 // its objects are dropped then, and a destructor must not run before the op is done.
 Op::Outcome Op::run_with_lock() noexcept {
-  if ((state_.load(std::memory_order_relaxed) & kStateBits) != kReady) return {};
+  if ((state_.load(std::memory_order_relaxed) & kStateBits) != kReady) return end_unreturned();
   const WaitHooks& hooks = wait_hooks();
   if (hooks.enter == nullptr) return begin_running() ? execute() : Outcome{};
   void* const token = hooks.enter();
@@ -170,13 +172,38 @@ Op::Outcome Op::execute(void* token) noexcept {
   const ThisThread outer = this_thread;
   this_thread.running = number_;
   this_thread.running_request = this;
+  this_thread.may_end = token == nullptr;
   trace::mark(span_, number_, trace::kRunning);
-  work_.run(work_.context, this);
+  call_foreign([this] { work_.run(work_.context, this); }, [&] { end_thread(token != nullptr); });
   if (this_thread.running_request != this) [[unlikely]]
     end_forked_child();
   this_thread.running = outer.running;
   this_thread.running_request = outer.running_request;
+  this_thread.may_end = outer.may_end;
   leave();
+  return end_run();
+}
+
+// Code of others cannot be left behind on the stack: that of a language whose lock this thread has, that of a
+// caller who waits for the op, and that at the end of another op, which waits for this one.
+void Op::end_thread(bool has_lock) noexcept {
+  if (this_thread.running_request != this) end_forked_child();
+  if (has_lock || this_thread.is_finishing || !ThreadPool::is_worker())
+    end_process("the body of op", name != nullptr ? name : "");
+  uint32_t both = 2;
+  // pairs with: Op::fail and Op::end_body, "the end of a body that does not return"
+  if (!has_ended_in_place_ && parts_.compare_exchange_strong(both, kGivenUp, std::memory_order_acq_rel))
+    fail(Failure::make(Code::kOp, kEndedThread, name, site));
+  has_ended_thread_ = true;
+  retain();  // for ever: another thread may have the op and end it at any time
+  ThreadPool::replace_worker(this);
+  sleep_for_ever();
+}
+
+Op::Outcome Op::end_unreturned() noexcept { return has_ended_thread_ ? end_run() : Outcome{}; }
+
+// The body runs no more.
+Op::Outcome Op::end_run() noexcept {
   if (has_ended_in_place_) return {finish(), true};
   trace::mark(span_, number_, trace::kReturned);
   device::Completion* const submitted = submitted_;  // the op may be gone when it has ended
@@ -193,7 +220,7 @@ void Op::fail(Ref<Failure> failure) noexcept {
   uint32_t part = 1;
   if (this_thread.running_request != this) {
     part += kFailing;
-    // pairs with: Op::fail_without_return, "the end of a body that does not return"
+    // pairs with: Op::end_thread, "the end of a body that does not return"
     if ((parts_.fetch_add(kFailing, std::memory_order_acq_rel) & kGivenUp) != 0) return;
   }
   failure_ = std::move(failure);
@@ -227,31 +254,13 @@ void Op::end_submitted(device::Status status) noexcept {
   fail(Failure::make(Code::kSystem, text.c_str(), name, site));
 }
 
-void Op::fail_without_return(Ref<Failure> failure) noexcept {
-  if (has_ended_in_place_) return;
-  uint32_t both = 2;
-  // pairs with: Op::fail and Op::end_body, "the end of a body that does not return"
-  if (!parts_.compare_exchange_strong(both, kGivenUp, std::memory_order_acq_rel)) return;
-  keep_for_ever();
-  fail(std::move(failure));
-}
-
-void Op::keep_for_ever() noexcept {
-  // The ops that are never destroyed, linked by next_ready.
-  static constinit std::atomic<Request*> kept{nullptr};
-  retain();
-  next_ready = kept.load(std::memory_order_relaxed);
-  while (!kept.compare_exchange_weak(next_ready, this, std::memory_order_relaxed)) {
-  }
-}
-
 void Op::end_body(uint32_t part) noexcept {
   if (this_thread.running_request == this) {
-    has_ended_in_place_ = true;  // execute() continues when the body has returned
+    has_ended_in_place_ = true;  // end_run() continues when the body has returned
     return;
   }
-  // pairs with: Op::execute, "the body has ended and returned"
-  // pairs with: Op::fail_without_return, "the end of a body that does not return"
+  // pairs with: Op::end_run, "the body has ended and returned"
+  // pairs with: Op::end_thread, "the end of a body that does not return"
   if (parts_.fetch_sub(part, std::memory_order_acq_rel) != part) return;
   if (Task* const next = finish()) Engine::instance().executor().post(next);
   release();  // the engine's

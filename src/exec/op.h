@@ -52,12 +52,6 @@ class Op final : public Request, public Task {
   // The body has ended. Exactly one of these two is called, once, from any thread.
   void complete() noexcept { end_body(1); }
   void fail(Ref<Failure> failure) noexcept;
-  // Within run: the body has ended its thread and will not return. The op fails, unless another thread has
-  // ended it. Another thread may still have the op and end it later, without effect; so the op is never
-  // destroyed.
-  void fail_without_return(Ref<Failure> failure) noexcept;
-  // While it runs, once: another thread may have the op and end it at any time, so it is never destroyed.
-  void keep_for_ever() noexcept;
 
   // For the body of an op on a stream (Request::kOnStream), instead of complete() or fail(): its work has
   // been submitted, and ends with the event of completion, which lives until the op is done. Other ops on
@@ -97,6 +91,8 @@ class Op final : public Request, public Task {
   }
   void become_ready() noexcept override;
   void refuse_at_gates(const Conflict& conflict) noexcept override;
+  // Again, if the body has ended its thread: in the thread that takes the place of that one. Then the op
+  // fails, unless it was ended before. Another thread may still have it and end it later, without effect.
   Task* run() noexcept override;
   void hold() noexcept override { retain(); }
   void drop() noexcept override { release(); }
@@ -132,6 +128,10 @@ class Op final : public Request, public Task {
   [[gnu::noinline]] Outcome run_with_lock() noexcept;
   // Ends the process.
   [[noreturn]] void end_forked_child() const noexcept;
+  // Of the body, which does not return. has_lock: this thread has entered.
+  [[noreturn, gnu::cold]] void end_thread(bool has_lock) noexcept;
+  [[gnu::cold]] Outcome end_unreturned() noexcept;
+  Outcome end_run() noexcept;
   bool set_bit(uint32_t bit) noexcept;
   Outcome execute(void* token = nullptr) noexcept;
   void end_body(uint32_t part) noexcept;
@@ -144,6 +144,7 @@ class Op final : public Request, public Task {
   uint32_t size_ = 0;  // of its block
   // Used by the thread that runs the body, then by the one that finishes the op.
   bool has_ended_in_place_ = false;
+  bool has_ended_thread_ = false;  // then also used by the thread that takes the place
   Ref<Failure> failure_;
   // Written by the body before its parts are submitted, then constant.
   device::Completion* submitted_ = nullptr;

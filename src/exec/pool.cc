@@ -10,6 +10,7 @@
 
 #include "base/blocked_signals.h"
 #include "base/error.h"
+#include "base/foreign_call.h"
 #include "base/futex.h"
 
 namespace tenon::impl {
@@ -19,6 +20,9 @@ namespace {
 constexpr uint32_t kMostTaken = 32;
 
 constexpr int kLooksBeforeWaking = 24;
+
+constinit thread_local ThreadPool* this_pool = nullptr;
+constinit thread_local size_t this_worker = 0;
 
 }  // namespace
 
@@ -69,7 +73,7 @@ void ThreadPool::start_threads() {
   threads_.reserve(count);
   const BlockedSignals blocked;
   try {
-    for (size_t i = 0; i < count; ++i) threads_.emplace_back([this, i] { work(i); });
+    for (size_t i = 0; i < count; ++i) threads_.emplace_back([this, i] { work(i, nullptr); });
   } catch (const std::exception& e) {  // of the system, or std::bad_alloc
     const size_t started = threads_.size();
     end_all();
@@ -99,19 +103,36 @@ void ThreadPool::stop() noexcept {
   // pairs with: ThreadPool::sleep, "in sight or asleep"
   idle_.fetch_or(kStopping, std::memory_order_seq_cst);
   wake_one_if_none_searches();
+  {
+    std::unique_lock lock(changing_);
+    left_.wait(lock, [this] { return n_left_ == threads_.size(); });
+  }
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
 
-void ThreadPool::work(size_t self) noexcept {
+bool ThreadPool::is_worker() noexcept { return this_pool != nullptr; }
+
+void ThreadPool::replace_worker(Task* task) noexcept {
+  start_thread_surely([pool = this_pool, self = this_worker, task] {
+    const std::scoped_lock lock(pool->changing_);
+    std::thread thread([=] { pool->work(self, task); });
+    thread.swap(pool->threads_[self]);
+    thread.detach();
+  });
+}
+
+// task: to be run first; or null.
+void ThreadPool::work(size_t self, Task* task) noexcept {
   pthread_setname_np(pthread_self(), concat("tenon-", self).c_str());
+  this_pool = this;
+  this_worker = self;
+  run_chain(task);
   SpinBudget budget;
-  while (true) {
-    Task* task = find(self);
-    if (task == nullptr) task = wait_for_task(self, budget);
-    if (task == nullptr) return;
-    run_chain(task);
-  }
+  while ((task = find(self)) != nullptr || (task = wait_for_task(self, budget)) != nullptr) run_chain(task);
+  const std::scoped_lock lock(changing_);
+  ++n_left_;
+  left_.notify_all();
 }
 
 Task* ThreadPool::find(size_t self) noexcept {

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -52,6 +54,9 @@ namespace tenon::impl {
 // that finds kOver set in S3. A worker returns after a wait if it finds no task and sees kOver. Later tasks
 // are posted by a worker, which does not return before it has found nothing itself.
 //
+// A task may end the thread of its worker. Then another thread continues as the same worker, which works all
+// the while. stop() joins no thread before each worker has left, because only then no thread is replaced.
+//
 // Owner: the caller of make_executor. A pool that exists at the end of the process is never destroyed: its
 // threads use only the pool and the tasks. Threads: as Executor; the workers block all signals except those
 // of faults.
@@ -65,8 +70,13 @@ class ThreadPool final : public Executor {
   void post(Task* task) noexcept override;
   bool try_run_one() noexcept override;
   bool has_own_threads() const noexcept override { return true; }
-  int concurrency() const noexcept override { return workers_; }
   void stop() noexcept override;
+
+  // The calling thread is a worker of a pool.
+  static bool is_worker() noexcept;
+  // Of such a thread, in a task from which it does not return: another thread takes its place, and first
+  // runs this task again.
+  static void replace_worker(Task* task) noexcept;
 
  private:
   // Tasks in order, oldest first.
@@ -99,7 +109,7 @@ class ThreadPool final : public Executor {
   static constexpr uint64_t sleepers(uint64_t idle) { return (idle >> 16) & 0xffff; }
 
   void start_threads();
-  void work(size_t self) noexcept;
+  void work(size_t self, Task* task) noexcept;
   Task* find(size_t self) noexcept;
   Task* keep_rest(size_t self, TaskBatch batch) noexcept;
   TaskBatch take_inbox() noexcept;
@@ -119,7 +129,12 @@ class ThreadPool final : public Executor {
   // Constant after construction.
   const int workers_;
   const std::unique_ptr<TaskList[]> lists_;  // workers_ + 1
-  std::vector<std::thread> threads_;         // and until stop()
+
+  std::mutex changing_;
+  std::condition_variable left_;
+  // Guarded by changing_ once they run.
+  std::vector<std::thread> threads_;
+  size_t n_left_ = 0;  // workers
 
   // Shared and atomic. The first two are on one cache line, because a thread that posts needs both.
   alignas(64) std::atomic<Task*> inbox_{nullptr};  // newest first

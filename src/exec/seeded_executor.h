@@ -24,7 +24,6 @@ class SeededExecutor final : public Executor {
   void post(Task* task) noexcept override;
   bool try_run_one() noexcept override;
   bool has_own_threads() const noexcept override { return false; }
-  int concurrency() const noexcept override { return 1; }
   void stop() noexcept override;
 
  private:

@@ -17,6 +17,7 @@ struct ThisThread {
   uint64_t running = 0;                // the number of the op whose body runs here; 0: none
   Request* running_request = nullptr;  // that op
   bool is_finishing = false;           // the code that runs here is a part of the end of an op
+  bool may_end = false;                // and may end the thread: its callers are ready for that
   uint64_t last_op = 0;                // the number of the last op that it made
   int64_t requests = 0;  // its leases and calls that were appended here and not removed here (requests.h)
 };

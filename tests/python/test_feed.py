@@ -759,38 +759,3 @@ def test_ctrl_c_interrupts_a_wait_for_a_generator():
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (0, "interrupted\n", "")
-
-
-@pytest.mark.parametrize("processes", [False, True])
-@pytest.mark.parametrize("threadsafe", [False, True])
-def test_a_native_function_that_ends_its_thread_is_an_error_at_its_batch(processes, threadsafe):
-    prototype = "int end_thread_at(int64_t *label, uint64_t index, uint64_t bad_index)"
-    options = {"workers": 2, "batches": 6, "timeout": 60.0, "processes": processes}
-    constants = {"bad_index": 3}
-    with make(prototype, tn.schema(**LABEL), threadsafe, constants, **options) as feed:
-        for _ in range(2):
-            seen = []
-            with pytest.raises(
-                tn.OpError, match=r"batch 3 .*'end_thread_at' did not return.*pthread_exit"
-            ) as caught:
-                seen.extend(batch.index for batch in feed)
-            assert caught.value.index == 3
-    with make(prototype, tn.schema(**LABEL), threadsafe, constants, on_error="skip", **options) as feed:
-        assert [batch.index for batch in feed] == [0, 1, 2, 4, 5]
-
-
-def test_a_native_function_that_ends_its_thread_fails_a_call_and_an_op():
-    ending = native("int end_thread_at(int64_t *label, uint64_t index, uint64_t bad_index)")
-    a = tn.zeros(1, "i8")
-    for _ in range(3):
-        with pytest.raises(tn.OpError, match=r"'end_thread_at' did not return.*pthread_exit"):
-            ending(a, 5, 5)
-        ending(a, 6, 5)
-        assert a.tolist() == [6]
-        op = tn.push(ending, tn.overwrite(a), 5, 5)
-        with pytest.raises(tn.OpError, match=r"pthread_exit"):
-            op.wait()
-        tn.push(ending, tn.overwrite(a), 7, 5).wait()
-        assert a.tolist() == [7]
-    with pytest.raises(ExceptionGroup):
-        tn.waitall()
