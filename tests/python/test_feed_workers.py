@@ -24,7 +24,7 @@ import tenon._data.workers
 
 SCHEMA = tn.schema(data=("f8", (8, 16)), label=("i8", (8,)))
 ROWS = 8
-EITHER = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+EITHER = pytest.mark.parametrize("processes", [False, "fork"], ids=["threads", "processes"])
 WAYS = pytest.mark.parametrize("processes", [False, "fork", "spawn", "forkserver"])
 
 
@@ -133,7 +133,7 @@ def test_each_worker_runs_one_loop_for_all_epochs(processes):
     for steps in by_worker.values():
         assert len({step[:2] for step in steps}) == 1
         assert [step[2] for step in steps] == list(range(1, len(steps) + 1))
-    assert all((pid == os.getpid()) != processes for pid, *_ in rows)
+    assert all((pid == os.getpid()) != bool(processes) for pid, *_ in rows)
 
 
 @EITHER
@@ -159,7 +159,7 @@ def test_an_exception_comes_at_its_place_with_the_workers_traceback(processes):
         assert "batch 3 of epoch 0" in str(error)
         assert 'raise LookupError("no such picture")' in str(error), "the worker's own lines"
         assert (error.kind, error.epoch, error.index, error.op) == ("failed", 0, 3, "fails_at")
-        assert (error.pid is not None) == processes
+        assert (error.pid is not None) == bool(processes)
         assert error.worker in (0, 1)
         with pytest.raises(tn.OpError):
             list(feed)
@@ -198,7 +198,7 @@ def test_a_batch_is_filled_again_by_a_fresh_process(tmp_path):
             kill_self()
         batch.label[...] = batch.index
 
-    with tn.Feed(fill, SCHEMA, workers=2, processes=True, batches=6, on_error="retry") as feed:
+    with tn.Feed(fill, SCHEMA, workers=2, processes="fork", batches=6, on_error="retry") as feed:
         assert [int(batch.label[5]) for batch in feed] == list(range(6))
         assert (feed.stats().retried, feed.stats().restarted) == (1, 1)
 
@@ -377,8 +377,13 @@ def test_what_cannot_be_a_generator_is_refused():
         tn.Feed(random_numbers(), processes="threads")
     with pytest.raises(ValueError, match="on_error is 'ignore'"):
         tn.Feed(random_numbers(), on_error="ignore")
-    with pytest.raises(tn.OpError, match=r"cannot be started.*lambda"):
-        tn.Feed(lambda batch: None, SCHEMA, processes="spawn")
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_a_generator_that_cannot_be_pickled_is_told_how_it_reaches_its_processes(start):
+    way = rf"'{start}': .*lambda.* a function of a module, .* or processes='fork'"
+    with pytest.raises(tn.OpError, match=f"cannot be started.*{way}"):
+        tn.Feed(lambda batch: None, SCHEMA, processes=start)
 
 
 @pytest.mark.slow
@@ -505,7 +510,7 @@ def test_ctrl_c_ends_a_wait_for_a_worker(tmp_path, processes):
                 batch.data[...] = os.getpid()
                 if batch.index:
                     time.sleep(3600)
-            feed = tn.Feed(fill, tn.schema(data=("i8", (4,))), processes=sys.argv[1] == "True")
+            feed = tn.Feed(fill, tn.schema(data=("i8", (4,))), processes=sys.argv[1] == "True" and "fork")
             try:
                 for batch in feed:
                     print(int(batch.data[0]), flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 import signal
 import sys
 import threading
@@ -551,6 +552,15 @@ class Workers:
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
         try:
             process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # which one depends on the version
+            method = self._context.get_start_method()
+            if method == "fork":
+                raise
+            raise pickle.PicklingError(
+                f"the generator cannot be sent to a worker process, which is started with {method!r}: "
+                f"{error}. Pass a function of a module, with arguments that can be pickled, or "
+                "processes='fork'"
+            ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert process.pid is not None

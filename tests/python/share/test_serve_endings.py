@@ -60,7 +60,7 @@ def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
 
 def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, other):
     name = f"fails-{os.getpid()}"
-    feed = tn.Feed(lambda batch: None, SCHEMA, workers=2, processes=True, batches=5, shared=name)
+    feed = tn.Feed(lambda batch: None, SCHEMA, workers=2, processes="fork", batches=5, shared=name)
     server = feed.serve(background=True)
 
     def fail(*_):
