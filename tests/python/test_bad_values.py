@@ -83,6 +83,7 @@ NO_STATES = [
 
 @pytest.mark.parametrize(("state", "error", "given"), NO_STATES, ids=repr)
 def test_of_what_is_no_state(state, error, given):
+    pytest.importorskip("torch")
     with tn.Feed(lambda batch: None, SCHEMA) as feed:
         before = feed.state_dict()
         with pytest.raises(

@@ -75,7 +75,7 @@ def run(program, settings="", driver=None, expect=0):
     path = str(fake_driver()) if driver is None else driver
     environment = {**os.environ, "TENON_CUDA_DRIVER": path, "TENON_FAKE_CUDA": f"delay_us=300,{settings}"}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],  # of a fork beside threads
         capture_output=True,
         text=True,
         timeout=600,

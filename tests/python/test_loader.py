@@ -22,9 +22,10 @@ import pytest
 
 import tenon as tn
 from tenon import _core
-from tenon._loader import epochs, packing, workers
 
 torch = pytest.importorskip("torch")
+from tenon._loader import epochs, packing, workers  # noqa: E402
+
 data = torch.utils.data
 
 Point = collections.namedtuple("Point", ["x", "y"])

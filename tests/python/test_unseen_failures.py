@@ -326,7 +326,7 @@ def test_processes_of_multiprocessing_finish_their_ops_and_log_failures(start, i
 
 
 def test_threads_push_ops_after_the_target_of_a_process_has_ended():
-    """multiprocessing waits for them after it has called its finalizers."""
+    """multiprocessing waits for them, before CPython 3.14 after it has called its finalizers."""
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_push_later)
     process.start()
@@ -336,7 +336,7 @@ def test_threads_push_ops_after_the_target_of_a_process_has_ended():
 
 def _push_later():
     ended = threading.Event()
-    multiprocessing.util.Finalize(None, ended.set, exitpriority=-1)
+    threading._register_atexit(ended.set)  # when the process begins to wait for its threads
 
     def late():
         ended.wait(600)
