@@ -17,10 +17,12 @@ import glob
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 
+import debian
 import wheel_profile
 from steps import ROOT, VENV, Running, must_run
 
@@ -28,7 +30,7 @@ WHEELS, PROFILED_WHEELS = ROOT / "build/wheel", ROOT / "build/profiled-wheel"
 BUILD_TOOLS = [
     f"tools/{name}" for name in ("readme.py", "wheel_profile.py", "wheel_workload.py", "wheel_workload.cc")
 ]
-VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 NAMES = ("tenon-arrays", "tenon")  # of the package; the second one in environments of earlier builds
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 
@@ -41,9 +43,12 @@ print("%d.%d" % sys.version_info[:2], int(headers))
 """
 
 
-def probe(python):
+def probe(*python):
     """(version, has headers) of an interpreter, or None where it cannot make an environment."""
-    result = subprocess.run([python, "-c", PROBE], capture_output=True, text=True)
+    try:
+        result = subprocess.run([*python, "-c", PROBE], capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
     if result.returncode != 0:
         return None
     version, headers = result.stdout.split()
@@ -60,8 +65,10 @@ def candidates(version):
 
 
 def find_python(version):
-    """An interpreter of this version that can make an environment, or None."""
-    return next((name for name in candidates(version) if (probe(name) or [None])[0] == version), None)
+    """The command of an interpreter of this version that can make an environment, or None."""
+    commands = ([name] for name in candidates(version))
+    found = next((command for command in commands if (probe(*command) or [None])[0] == version), None)
+    return found or debian.command(version)
 
 
 def base_python():
@@ -105,25 +112,31 @@ def source_files():
 
 
 class Environment:
-    """A virtual environment and its stamp. One process at a time."""
+    """A virtual environment and its stamp. One process at a time. python: the command of its interpreter."""
 
-    def __init__(self, folder, python):
+    def __init__(self, folder, *python):
         self.folder = folder
-        self.python = folder / "bin/python"
+        is_inside = len(python) > 1  # of another system: what starts it there is a script beside it
+        self.python = folder / ("python" if is_inside else "bin/python")
         self.stamp_file = folder / "tenon-stamp.json"
         self.stamp = json.loads(self.stamp_file.read_text()) if self.stamp_file.exists() else {}
         version = self.stamp.get("python")
         if version is None or (probe(str(self.python)) or [None])[0] != version:
-            self.create(python)
+            self.create(*python)
+            if is_inside:
+                words = shlex.join([*python[:-1], str(folder / "bin/python")])
+                self.python.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+                self.python.chmod(0o755)
+            self.note(python=probe(str(self.python))[0])
 
-    def create(self, python):
+    def create(self, *python):
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.folder == VENV:  # builds remember the paths of the environment that made them
             for build in glob.glob(str(ROOT / "build/cp*")):
                 shutil.rmtree(build)
-        must_run(f"create {self.folder.relative_to(ROOT)} with {python}", python, "-m", "venv", self.folder)
+        step = f"create {self.folder.relative_to(ROOT)} with {python[-1]}"
+        must_run(step, *python, "-m", "venv", self.folder)
         self.stamp = {}
-        self.note(python=probe(str(self.python))[0])
 
     def note(self, **facts):
         self.stamp.update(facts)
@@ -216,7 +229,7 @@ def prepare_compat(version, is_profiled=False):
     python = find_python(version)
     if python is None:
         return None
-    environment = Environment(ROOT / f"build/python-{version}", python)
+    environment = Environment(ROOT / f"build/python-{version}", *python)
     environment.require("compat")
     environment.install(current_wheel(prepare("test" if is_profiled else "build", is_profiled), is_profiled))
     return environment

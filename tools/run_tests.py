@@ -38,13 +38,14 @@ ASAN = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
 }
-# For the interpreters beside the one of .venv: each part of the package at least once.
+# For the interpreters beside the one of .venv: what depends on them, and each part of the package once.
 SMOKE = (
     "tests/smoke",
     *(
         f"tests/python/test_{name}.py"
-        for name in "array blocks bodies creation dlpack drop_views dtype engine feed function "
-        "indexing leases numpy operators ownership pickle_save views".split()
+        for name in "advice array blocks bodies counts creation dlpack drop_views dtype engine feed "
+        "feed_workers function indexing late_use leases mistakes numpy operators ownership pickle_save "
+        "survivors views".split()
     ),
     "tests/python/peers/test_peer_buffer_protocol.py",
     "tests/python/lifetime/test_exit.py",
@@ -66,6 +67,11 @@ SEARCHES = (
         )
     ),
     "tests/python/test_views.py::test_no_code_of_the_user_s_objects_runs",
+)
+
+# The tests that run once more where references are counted as on an interpreter that is not known.
+COUNTED = tuple(
+    f"tests/python/test_{name}.py" for name in "blocks bodies counts feed ownership survivors".split()
 )
 
 
@@ -162,7 +168,7 @@ def smoke_under_asan(report, python):
 
 def other_pythons(report, own):
     """The same wheel on every other CPython from the floor on that the machine has."""
-    for version in env.VERSIONS[:3]:
+    for version in env.VERSIONS:
         if version == own:
             continue
         environment = env.prepare_compat(version, is_profiled=True)
@@ -229,6 +235,7 @@ def check(report, environment):
         report.step("ctest, asan + ubsan", "ctest", "--preset", "asan", "-j", SLEEPERS)
     smoke_under_asan(report, python)
     pytest(report, "slow tests", python, "-m", "slow")
+    pytest(report, "strict counts", python, "-m", "not slow", *COUNTED, TENON_COUNTS="strict")
     wheel(report, environment)
     other_pythons(report, environment.stamp["python"])
 
