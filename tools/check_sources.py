@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the form of source files: licence line, line length, file length, plain ASCII, and that a list of
-the build contains each C++ file, so that no test is forgotten.
+"""Checks the form of source files: licence line, line length, file length, plain ASCII. Also that a list of
+the build contains each C++ file, so that no test is forgotten, and that one file counts references.
 
     check_sources.py [ROOT]
 """
@@ -16,6 +16,8 @@ COMPILED = {".c", ".cc"}
 LONGEST_LINE = 110
 LONGEST_FILE = 800
 GENERATED = {"_core.pyi"}  # by tools/update_stub.py
+COUNTS = re.compile(r"\b(?:Py_REFCNT|getrefcount|ob_refcnt)\b|PyUnstable_Object_IsUnique")
+COUNTING = {"python/src/counts.h", "python/tenon/_sync/counts.py"}  # docs/dev/counting.md
 BUILT_BY_PYTEST = {("tests", "python"), ("tests", "native")}
 
 
@@ -44,6 +46,8 @@ def problems(root):
         if text and path.name not in GENERATED:
             for number, problem in file_problems(text):
                 yield f"{name}:{number}: {problem}"
+        if name.parts[0] == "python" and str(name) not in COUNTING and COUNTS.search(text):
+            yield f"{name}: counts references: only {' and '.join(sorted(COUNTING))} may"
         in_build = name.parts[0] in ("src", "tests", "bench") or name.parts[:2] == ("python", "src")
         in_build = in_build and name.parts[:2] not in BUILT_BY_PYTEST
         if in_build and path.suffix in COMPILED and path.name not in lists:

@@ -11,13 +11,14 @@ namespace {
 constexpr size_t kCount = static_cast<size_t>(Callback::kCount);
 
 constexpr std::array<const char*, kCount> kNames = {
-    "TenonError",      "LeaseConflict",   "LeaseEscaped",   "DeadlockError", "MovedError",
-    "OpError",         "OwnerDied",       "copied_error",   "op_error",      "array_repr",
-    "array_html",      "array_format",    "reduce_array",   "array_ctypes",  "array_function",
-    "to_jax",          "as_jax",          "write_field",    "lease",         "leases",
-    "enter_block",     "enter_later",     "nothing_later",  "check_on_died", "give_back",
-    "text_of",         "end_views",       "heed_survivors", "settle",        "wait_for_searches",
-    "end_failed_body", "describe_escape", "report_unseen",  "drop_views",    "find_views",
+    "TenonError",   "LeaseConflict", "LeaseEscaped",    "DeadlockError",   "MovedError",
+    "OpError",      "OwnerDied",     "copied_error",    "op_error",        "array_repr",
+    "array_html",   "array_format",  "reduce_array",    "array_ctypes",    "array_function",
+    "to_jax",       "as_jax",        "write_field",     "lease",           "leases",
+    "enter_block",  "enter_later",   "nothing_later",   "check_on_died",   "give_back",
+    "text_of",      "end_views",     "heed_survivors",  "settle",          "wait_for_searches",
+    "certainty_of", "is_one_name",   "end_failed_body", "describe_escape", "report_unseen",
+    "drop_views",   "find_views",
 };
 
 std::array<PyObject*, kCount> table{};  // under the GIL

@@ -45,6 +45,8 @@ enum class Callback : size_t {
   kHeedSurvivors,
   kSettle,
   kWaitForSearches,
+  kCertaintyOf,
+  kIsOneName,
   kEndFailedBody,
   kDescribeEscape,
   kReportUnseen,

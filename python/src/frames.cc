@@ -12,8 +12,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
+
+#include "callbacks.h"
+#include "counts.h"
 
 namespace tenon::python {
 namespace {
@@ -60,7 +64,9 @@ const Frame311::Activation* activation_of(nb::handle frame, nb::handle code) noe
   }();
   if (!is_plain_311) return nullptr;
   const auto* const activation = reinterpret_cast<Frame311*>(frame.ptr())->activation;
-  return activation->frame == frame.ptr() && activation->code == code.ptr() ? activation : nullptr;
+  const bool is_its =
+      activation->frame == frame.ptr() || activation->frame == nullptr;  // null when it has ended
+  return is_its && activation->code == code.ptr() ? activation : nullptr;
 }
 
 VariableOfFrame* variable_getter() noexcept {
@@ -90,11 +96,18 @@ struct Names {
   Position position{nullptr, 0};  // owns its code, so that the address is not reused
   bool is_function = false;       // else they are in a dictionary
   PyObject* tuple = nullptr;
+  // Of each variable a letter of counts.py; empty: each of them counts.
+  std::string certainty;
   Py_ssize_t last = 0;  // which of them is_held_by_variable() found
 };
 
 constexpr int kNamesBits = 8;
 std::array<Names, 1 << kNamesBits> all_names;  // under the GIL
+
+bool is_of_function(nb::handle code) {
+  static constexpr long kOptimized = 1;  // CO_OPTIMIZED
+  return (nb::cast<long>(code.attr("co_flags")) & kOptimized) != 0;
+}
 
 // The names of variables that no closure shares.
 nb::object own_names(nb::handle code) {
@@ -106,17 +119,28 @@ nb::object own_names(nb::handle code) {
   return nb::tuple(own);
 }
 
+// What is known of the references of these variables while the frame executes this instruction. May run a
+// collection.
+std::string certainty_of(const Position& position, const nb::object& names) {
+  if (counting() == Counting::kOwned) return {};
+  const nb::object letters =
+      callback(Callback::kCertaintyOf)(nb::handle(position.code), position.instruction, names);
+  std::string result(text_of(letters));
+  if (result.size() != nb::len(names)) raise(PyExc_ValueError, "certainty_of() has lost variables");
+  return result;
+}
+
 // Throws nb::python_error.
 Names& names_at(const Position& position) {
-  static constexpr long kOptimized = 1;  // CO_OPTIMIZED
   Names& names = all_names[position.hash(kNamesBits)];
   if (names.position == position) return names;
   const nb::handle code = position.code;
   Names fresh;
-  fresh.is_function = (nb::cast<long>(code.attr("co_flags")) & kOptimized) != 0;
+  fresh.is_function = is_of_function(code);
   nb::object tuple = !fresh.is_function             ? code.attr("co_names")
                      : variable_getter() != nullptr ? own_names(code)
                                                     : code.attr("co_varnames");
+  if (fresh.is_function) fresh.certainty = certainty_of(position, tuple);
   fresh.tuple = tuple.release().ptr();
   fresh.position = {Py_NewRef(position.code), position.instruction};
   const Names replaced = std::exchange(names, fresh);
@@ -138,13 +162,115 @@ bool is_held(nb::handle frame, PyObject* value, const Position& position) {
                                       : variable_at(frame, position.code, names, i));
   };
   const Py_ssize_t n = PyTuple_Size(names.ptr());
-  if (known.last < n && is_at(known.last)) return true;
+  const std::string certainty = known.certainty;
+  const auto is_certain = [&](Py_ssize_t i) {
+    return certainty.empty() || certainty[static_cast<size_t>(i)] == kCertain;
+  };
+  Py_ssize_t found = known.last < n && is_certain(known.last) && is_at(known.last) ? known.last : n;
   for (Py_ssize_t i = 0; i < n; ++i) {
+    if (found < n && is_certain(i)) continue;  // one is enough
     if (!is_at(i)) continue;
-    known.last = i;
-    return true;
+    if (!is_certain(i)) return false;  // and may have lent it to the other
+    found = known.last = i;
   }
-  return false;
+  return found < n;
+}
+
+// Of a function: those that it shares with inner or outer functions, which are in cells.
+nb::object shared_variable(nb::handle frame, nb::handle code, nb::handle name, Py_ssize_t i) {
+  if (VariableOfFrame* const get = variable_getter()) {
+    nb::object value = nb::steal(get(as_frame(frame), name.ptr()));
+    if (!value.is_valid()) PyErr_Clear();
+    return value;
+  }
+  const auto* const activation = activation_of(frame, code);
+  PyObject* const cell = activation != nullptr ? activation->variables[i] : nullptr;
+  static PyObject* const cell_type = nb::module_::import_("types").attr("CellType").ptr();  // lives for ever
+  if (cell == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(cell)) != cell_type) return {};
+  return nb::getattr(cell, "cell_contents", nb::object());
+}
+
+// Calls visit(name, value) for what closures share of a function's variables.
+template <class Visit>
+void visit_shared(nb::handle frame, nb::handle code, Visit&& visit) {
+  const nb::object own = code.attr("co_varnames");
+  Py_ssize_t next = PyTuple_Size(own.ptr());
+  for (const char* kind : {"co_cellvars", "co_freevars"}) {
+    for (nb::handle name : nb::object(code.attr(kind))) {
+      const Py_ssize_t among_own = PySequence_Index(own.ptr(), name.ptr());  // a parameter
+      PyErr_Clear();
+      const nb::object value = shared_variable(frame, code, name, among_own >= 0 ? among_own : next++);
+      if (value.is_valid()) visit(name, value);
+    }
+  }
+}
+
+nb::list variables_of(nb::handle frame) {
+  nb::list found;
+  const nb::object code = frame.attr("f_code");
+  if (!is_of_function(code)) return found;
+  const nb::object names = variable_getter() != nullptr ? own_names(code) : code.attr("co_varnames");
+  const nb::object shared = code.attr("co_cellvars");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(names.ptr()); ++i) {
+    const nb::object name = nb::borrow(PyTuple_GetItem(names.ptr(), i));
+    if (PySequence_Contains(shared.ptr(), name.ptr()) != 0) continue;
+    const nb::object value = nb::borrow(variable_at(frame, code, names, i));
+    if (value.is_valid()) found.append(nb::make_tuple(name, value));
+  }
+  visit_shared(frame, code,
+               [&](nb::handle name, const nb::object& value) { found.append(nb::make_tuple(name, value)); });
+  return found;
+}
+
+void add_frames_from(nb::object frame, std::vector<FrameVariables>& frames) {
+  static constexpr size_t kMaxFrames = 1000;  // of one thread
+  for (size_t n = 0; frame.is_valid() && n < kMaxFrames; ++n) {
+    frames.emplace_back(frame);
+    frame = back_of(frame);
+  }
+  if (frame.is_valid()) frames.back().suppose_lent();  // the function around may have lent it anything
+}
+
+// The copy of a function's variables that its frame keeps once code has asked for it; null where there is
+// none. A debugger writes it back into the variables.
+nb::object copy_of_variables(nb::handle frame, nb::handle code) {
+  static constexpr unsigned long k313 = 0x030D;
+  if (Py_Version >> 16 >= k313) return {};
+  if (const auto* const activation = activation_of(frame, code)) return nb::borrow(activation->locals);
+  nb::object copy = namespace_of(frame);  // makes it
+  if (!copy.is_valid() || !PyDict_CheckExact(copy.ptr())) return {};
+  const nb::module_ sys = nb::module_::import_("sys");
+  const bool is_traced = !frame.attr("f_trace").is_none() || !nb::object(sys.attr("gettrace")()).is_none() ||
+                         !nb::object(sys.attr("getprofile")()).is_none();
+  if (is_traced || references_to(copy.ptr()) > 2) return copy;  // of the frame, and here
+  PyDict_Clear(copy.ptr());
+  return {};
+}
+
+nb::list counted_variables(nb::handle frame) {
+  nb::list found;
+  const nb::object code = frame.attr("f_code");
+  if (!is_of_function(code)) {
+    const nb::object space = namespace_of(frame);
+    if (space.is_valid() && PyDict_Check(space.ptr())) found = nb::list(owned(PyDict_Values(space.ptr())));
+    return found;
+  }
+  if (const nb::object copy = copy_of_variables(frame, code); copy.is_valid())
+    found = nb::list(owned(PyDict_Values(copy.ptr())));
+  const FrameVariables variables(nb::borrow(frame));
+  std::vector<PyObject*> lent;
+  if (counting() != Counting::kOwned) {
+    for (const FrameVariables& running : frames_of_all_threads())
+      running.visit([&](PyObject* value, char certainty) {
+        if (certainty == kLent) lent.push_back(value);
+      });
+  }
+  variables.visit([&](PyObject* value, char certainty) {
+    if (std::ranges::find(lent, value) != lent.end()) return;
+    if (counting() != Counting::kStrict || certainty == kCertain) found.append(nb::handle(value));
+  });
+  visit_shared(frame, code, [&](nb::handle, const nb::object& value) { found.append(value); });
+  return found;
 }
 
 }  // namespace
@@ -181,7 +307,10 @@ FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
   const Position position = Position::of(frame_);
   code_ = nb::steal(position.code);
   const Names& names = names_at(position);
-  if (names.is_function) names_ = nb::borrow(names.tuple);
+  if (names.is_function) {
+    names_ = nb::borrow(names.tuple);
+    certainty_ = names.certainty;
+  }
   if (get_globals != nullptr) spaces_[0] = owned(get_globals(as_frame(frame_)));
   if (!names_.is_valid()) {
     spaces_[1] = namespace_of(frame_);
@@ -190,6 +319,39 @@ FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
   }
 }
 
+std::vector<FrameVariables> frames_of_this_thread() {
+  std::vector<FrameVariables> frames;
+  add_frames_from(innermost_frame(), frames);
+  return frames;
+}
+
+std::vector<FrameVariables> frames_of_all_threads() {
+  std::vector<FrameVariables> frames;
+  const nb::object tops = nb::module_::import_("sys").attr("_current_frames")();
+  for (nb::handle top : nb::object(tops.attr("values")())) add_frames_from(nb::borrow(top), frames);
+  return frames;
+}
+
 PyObject* FrameVariables::at(Py_ssize_t i) const noexcept { return variable_at(frame_, code_, names_, i); }
+
+void forget_names() noexcept {
+  for (Names& names : all_names) {
+    const Names forgotten = std::exchange(names, Names{});
+    Py_XDECREF(forgotten.position.code);
+    Py_XDECREF(forgotten.tuple);
+  }
+}
+
+void add_frames(nb::module_& module) {
+  module.def(
+      "variables_of", variables_of, nb::arg("frame"),
+      nb::sig("def variables_of(frame: Any) -> list[tuple[str, Any]]"),
+      "The variables of a function that runs or has run, with what closures share; none of other code.\n"
+      "Makes no copy of them that the frame keeps, as f_locals does before Python 3.13.");
+  module.def(
+      "counted_variables", counted_variables, nb::arg("frame"),
+      nb::sig("def counted_variables(frame: Any) -> list[Any]"),
+      "What the variables of a frame refer to, once for each reference that counts (python/src/counts.h).");
+}
 
 }  // namespace tenon::python

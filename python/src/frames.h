@@ -4,7 +4,10 @@
 // variables. Functions that are not part of the stable ABI are looked up at run time, and may be missing.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "python.h"
 
@@ -31,23 +34,33 @@ struct Position {
   }
 };
 
-// Whether a variable of the frame refers to value. False also if it would take long to find out.
-// Requires the GIL; runs no code of the user's; leaves no exception.
+// Whether a variable of the frame has a reference to value that counts (counts.h). False also if it would
+// take long to find out. Requires the GIL; may run a collection at the first call for a position; leaves no
+// exception.
 bool is_held_by_variable(nb::handle frame, PyObject* value) noexcept;
 
-// The variables of a running function. The constructor may allocate; reading does not.
+// What is known of the reference of a variable to its value (tenon/_sync/counts.py).
+constexpr char kCertain = 'c';    // the variable has one
+constexpr char kUncertain = 'u';  // it has one, unless a function around has lent it the value
+constexpr char kLent = 'l';       // it may have lent the value to what the running instruction calls
+
+// The variables of a running function. The constructor may allocate, and run a collection; reading does not.
 class FrameVariables {
  public:
   // Throws nb::python_error.
   explicit FrameVariables(nb::object frame);
 
-  // Calls visit(object) for what a function's variables refer to; of variables that closures share, not at
-  // all or for their cells. Allocates nothing that the garbage collector knows.
+  bool is_of(PyObject* frame) const noexcept { return frame_.ptr() == frame; }
+  void suppose_lent() noexcept { std::ranges::fill(certainty_, kLent); }
+
+  // Calls visit(object, certainty) for what a function's variables refer to; of variables that closures
+  // share, not at all or for their cells. Allocates nothing that the garbage collector knows.
   template <class Visit>
   void visit(Visit&& visit) const {
     const Py_ssize_t n = names_.is_valid() ? PyTuple_Size(names_.ptr()) : 0;
     for (Py_ssize_t i = 0; i < n; ++i) {
-      if (PyObject* const value = at(i)) visit(value);
+      if (PyObject* const value = at(i))
+        visit(value, certainty_.empty() ? kCertain : certainty_[static_cast<size_t>(i)]);
     }
   }
   // Calls visit(dict) for the dictionaries in which the code looks for names.
@@ -63,8 +76,18 @@ class FrameVariables {
 
   nb::object frame_;
   nb::object code_;
-  nb::object names_;      // of a function's variables, a tuple; else null
+  nb::object names_;  // of a function's variables, a tuple; else null
+  std::string certainty_;
   nb::object spaces_[2];  // of the module, and of the code itself where it has one
 };
+
+// Of all frames, the innermost first, up to a limit. Throw nb::python_error.
+std::vector<FrameVariables> frames_of_this_thread();
+std::vector<FrameVariables> frames_of_all_threads();
+
+// Forgets what is known of variables.
+void forget_names() noexcept;
+
+void add_frames(nb::module_& module);
 
 }  // namespace tenon::python

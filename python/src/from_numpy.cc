@@ -7,6 +7,8 @@
 
 #include "addresses.h"
 #include "arguments.h"
+#include "callbacks.h"
+#include "counts.h"
 #include "elements.h"
 #include "ndarray.h"
 #include "numpy_api.h"
@@ -34,7 +36,8 @@ constexpr const char* kDocumentation =
     "when the last\n"
     "    array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': "
     "both sides\n"
-    "    may write. 'move': only the call and one name may refer to ``x``, which must own its memory; its "
+    "    may write. 'move': only the call and one variable may refer to ``x``, which must own its memory; "
+    "its "
     "flag is\n"
     "    cleared for good.\n\n"
     "Returns\n-------\n"
@@ -120,13 +123,18 @@ void check_movable(PyArrayObject* x) {
           "mode='move' takes an array that owns its memory, but x is a view: pass x.copy()");
   }
   constexpr Py_ssize_t kCallAndOneName = 2;
-  const Py_ssize_t n = Py_REFCNT(reinterpret_cast<PyObject*>(x));
-  if (n > kCallAndOneName) {
-    raise(PyExc_ValueError,
-          "mode='move' takes an array without other references, but x has %zd references where the "
-          "call and one name make 2: drop its views and other names, or use mode='readonly'",
-          n);
-  }
+  PyObject* const object = reinterpret_cast<PyObject*>(x);
+  const Py_ssize_t n = references_to(object);
+  if (n == 1 && counting() == Counting::kOwned) return;  // the call's
+  nb::list holder;
+  holder.append(nb::handle(object));
+  if (n <= kCallAndOneName && nb::cast<bool>(callback(Callback::kIsOneName)(holder, n))) return;
+  raise(
+      PyExc_ValueError,
+      "mode='move' takes an array to which only the call and one variable of its caller refer, but x has %zd "
+      "references, and not all of them are known to be these: drop its views and other names and pass the "
+      "variable itself, or use mode='writable'",
+      n);
 }
 
 LendMode mode_from(PyObject* text) {

@@ -7,12 +7,14 @@
 #include <string>
 
 #include "callbacks.h"
+#include "counts.h"
 #include "dlpack_import.h"
 #include "dtype.h"
 #include "errors.h"
 #include "exchange_table.h"
 #include "feed_parts.h"
 #include "fork_gate.h"
+#include "frames.h"
 #include "from_numpy.h"
 #include "function.h"
 #include "names.h"
@@ -65,6 +67,8 @@ NB_MODULE(core, module) {
   nb::set_leak_warnings(false);  // dtypes and names are made once and live as long as the process
   add_callbacks(module);
   add_errors(module);
+  add_counts(module);
+  add_frames(module);
   owners::add_owners(module);
   add_dtype(module);
   add_ndarray(module);

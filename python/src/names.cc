@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "callbacks.h"
+#include "counts.h"
 #include "frames.h"
 
 namespace tenon::python {
@@ -14,7 +15,7 @@ namespace {
 constexpr size_t kMaxNearby = 1000;   // objects that a search nearby looks into
 constexpr Py_ssize_t kMaxParts = 64;  // of a container that it looks into
 constexpr int kMaxDepth = 3;
-constexpr size_t kMaxFrames = 1000;  // of one thread
+constexpr size_t kMaxFrames = 1000;  // of a traceback
 
 PyObject* plain_types = nullptr;  // a frozenset; for ever
 
@@ -71,12 +72,15 @@ bool is_running(PyObject* generator) {
   return false;
 }
 
-// The collector visits the variables of a running generator only at some moments. They are read from its
-// frame.
-bool is_running_generator(PyObject* object) {
-  const std::string_view name =
-      text_of(nb::object(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__name__")));
-  return (name == "generator" || name == "coroutine" || name == "async_generator") && is_running(object);
+// Whether a plain object may show references that it does not have. The collector visits the variables of a
+// running generator only at some moments; they are read from its frame. A suspended one also shows what its
+// evaluation stack has, with a reference or without.
+bool is_uncertain(PyObject* object) {
+  const nb::object text = nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__name__");
+  const std::string_view name = text_of(text);
+  if (name == "frame") return counting() == Counting::kStrict;
+  return (name == "generator" || name == "coroutine" || name == "async_generator") &&
+         (counting() != Counting::kOwned || is_running(object));
 }
 
 bool is_dict(PyObject* object) noexcept { return Py_IS_TYPE(object, &PyDict_Type); }
@@ -99,29 +103,22 @@ void visit_parts(PyObject* object, Visit&& visit) {
   traverse(object, call, &visit);
 }
 
-// Frames of a thread from the innermost one on. All allocations are made here, before references are counted:
-// an allocation may run the garbage collector, and with it finalizers of the user.
-void add_frames(nb::object frame, std::vector<FrameVariables>& frames) {
-  for (size_t n = 0; frame.is_valid() && n < kMaxFrames; ++n) {
-    frames.emplace_back(frame);
-    frame = back_of(frame);
-  }
-}
-
 // Counts the plain names of an object. It visits each container once, so that no reference counts twice.
 class NameCount {
  public:
-  NameCount(PyObject* object, PyObject* holder) : object_(object), wanted_(Py_REFCNT(object) - 1) {
+  NameCount(PyObject* object, PyObject* holder) : object_(object), wanted_(references_to(object) - 1) {
     seen_.insert(holder);
   }
 
-  bool is_complete() const noexcept { return found_ >= wanted_; }
+  bool is_complete() const noexcept { return found_ >= wanted_ && !is_lent_; }
 
   // The variables of a function that runs.
-  void look_at(const FrameVariables& frame) {
-    frame.visit([this](PyObject* value) {
+  void look_at(const FrameVariables& frame, PyObject* block_frame) {
+    const bool is_strict = counting() == Counting::kStrict;
+    frame.visit([&](PyObject* value, char certainty) {
       if (value == object_) {
-        ++found_;
+        is_lent_ |= certainty == kLent;
+        found_ += !is_strict || (certainty == kCertain && frame.is_of(block_frame)) ? 1 : 0;
       } else {
         variables_.push_back(value);
       }
@@ -197,7 +194,7 @@ class NameCount {
           parts->push_back(part);
         }
       });
-      if (hits == 0 || !is_plain(Py_TYPE(object)) || is_running_generator(object)) continue;
+      if (hits == 0 || !is_plain(Py_TYPE(object)) || is_uncertain(object)) continue;
       if (is_dict(object) && owner != nullptr && !is_plain(Py_TYPE(owner))) continue;
       found_ += hits;
       if (is_dict(object) && !has_known_owner) dicts_[object] = hits;
@@ -207,15 +204,17 @@ class NameCount {
   PyObject* const object_;
   const Py_ssize_t wanted_;
   Py_ssize_t found_ = 0;
+  bool is_lent_ = false;  // a function may compute with it without a reference
   std::vector<PyObject*> variables_;
   std::unordered_set<PyObject*> seen_;
   // Dictionaries whose references were counted, and that may hold the attributes of an object.
   std::unordered_map<PyObject*, Py_ssize_t> dicts_;
 };
 
-bool has_only_names_nearby(PyObject* object, PyObject* holder, PyObject* traceback) {
-  std::vector<FrameVariables> frames;
-  add_frames(innermost_frame(), frames);
+bool has_only_names_nearby(PyObject* object, PyObject* holder, PyObject* traceback, PyObject* block_frame) {
+  // All allocations are made here, before references are counted: one may run the garbage collector, and with
+  // it finalizers of the user. Functions of another thread have a reference to what they lend.
+  const std::vector<FrameVariables> frames = frames_of_this_thread();
   std::vector<nb::object> finished;
   nb::object link = traceback != nullptr ? nb::borrow(traceback) : nb::none();
   for (size_t n = 0; !link.is_none() && n < kMaxFrames; ++n, link = link.attr("tb_next")) {
@@ -223,20 +222,18 @@ bool has_only_names_nearby(PyObject* object, PyObject* holder, PyObject* traceba
   }
   NameCount count(object, holder);
   for (const FrameVariables& frame : frames) {
-    if (count.is_complete()) return true;
-    count.look_at(frame);
+    if (counting() == Counting::kOwned && count.is_complete()) return true;
+    count.look_at(frame, block_frame);
   }
   count.look_nearby(finished);
   return count.is_complete();
 }
 
-bool has_only_names_anywhere(PyObject* object, PyObject* holder) {
-  const nb::object tops = nb::module_::import_("sys").attr("_current_frames")();
-  std::vector<FrameVariables> frames;
-  for (nb::handle top : nb::object(tops.attr("values")())) add_frames(nb::borrow(top), frames);
+bool has_only_names_anywhere(PyObject* object, PyObject* holder, PyObject* block_frame) {
+  const std::vector<FrameVariables> frames = frames_of_all_threads();
   const nb::list objects(nb::module_::import_("gc").attr("get_objects")());
   NameCount count(object, holder);
-  for (const FrameVariables& frame : frames) count.look_at(frame);
+  for (const FrameVariables& frame : frames) count.look_at(frame, block_frame);
   count.look_everywhere(objects);
   return count.is_complete();
 }
@@ -249,12 +246,12 @@ void settle_views() {
   if (n_unsettled != 0) callback(Callback::kSettle)();
 }
 
-bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search) {
+bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame) {
   PyObject* const object = PyList_GetItem(holder, 0);
   if (object == nullptr) nb::raise_python_error();
   if (plain_types == nullptr) return false;
-  return search == NameSearch::kNearby ? has_only_names_nearby(object, holder, traceback)
-                                       : has_only_names_anywhere(object, holder);
+  return search == NameSearch::kNearby ? has_only_names_nearby(object, holder, traceback, frame)
+                                       : has_only_names_anywhere(object, holder, frame);
 }
 
 void add_names(nb::module_& module) {
@@ -267,14 +264,16 @@ void add_names(nb::module_& module) {
       "Types whose instances refer to objects by plain names, besides those of class statements.");
   module.def(
       "has_only_names",
-      [](const nb::list& holder, nb::handle traceback, bool is_thorough) {
-        return has_only_names(holder.ptr(), traceback.is_none() ? nullptr : traceback.ptr(),
-                              is_thorough ? NameSearch::kThorough : NameSearch::kNearby);
+      [](const nb::list& holder, nb::handle traceback, bool is_thorough, nb::handle frame) {
+        const auto given = [](nb::handle object) { return object.is_none() ? nullptr : object.ptr(); };
+        return has_only_names(holder.ptr(), given(traceback),
+                              is_thorough ? NameSearch::kThorough : NameSearch::kNearby, given(frame));
       },
-      nb::arg("holder"), nb::arg("traceback").none(), nb::arg("is_thorough"),
-      nb::sig("def has_only_names(holder: list[Any], traceback: object, is_thorough: bool) -> bool"),
+      nb::arg("holder"), nb::arg("traceback").none(), nb::arg("is_thorough"), nb::arg("frame").none(),
+      nb::sig("def has_only_names(holder: list[Any], traceback: object, is_thorough: bool, frame: object) -> "
+              "bool"),
       "All references to the object in the list, but for the list's own, are variables and items, whose\n"
-      "holders know nothing of its memory.");
+      "holders know nothing of its memory. ``frame``: of the block that ends, or None.");
 }
 
 }  // namespace tenon::python

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which references to an object are plain names: variables, containers, cells of closures, attributes of
-// instances of Python classes, variables of suspended generators and of finished functions in tracebacks.
+// instances of Python classes, variables of suspended generators and of finished functions in tracebacks. Of
+// variables, only those that count (counts.h).
 // A plain name gives code the object and nothing else. Any other reference, of a tensor, a memoryview,
 // a capsule, or on the evaluation stack of a function that another thread runs, may stand beside an address
 // that was taken from the object before.
@@ -20,7 +21,8 @@ enum class NameSearch : int {
 // belongs to the caller. (A list, because some versions of Python count the arguments of a call and others do
 // not.) False also if that cannot be found out. Requires the GIL; may run a collection, and with it
 // finalizers, before it counts. Throws nb::python_error. traceback: null, or of the exception in flight.
-bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search);
+// frame: null, or of the block that ends.
+bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame);
 
 // Makes ended views release their memory if only names refer to them by now (tenon/_sync/endings.py).
 // Requires the GIL. Throws nb::python_error.

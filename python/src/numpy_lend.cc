@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "addresses.h"
+#include "counts.h"
 #include "ndarray.h"
 #include "numpy_api.h"
 
@@ -211,7 +212,7 @@ PyObject* lent_base_of(PyObject* x) noexcept {
   for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
        base = PyArray_BASE(as_numpy(base))) {
     if (is_lent(base)) return base;
-    has_other_views |= Py_REFCNT(base) > 1;
+    has_other_views |= references_to(base) > 1;
   }
   if (!has_other_views) return nullptr;
   // The base of a view of a view is that of both. Of several lent views around x the widest one counts.
@@ -292,20 +293,21 @@ PyObject* original_of(const owners::Node* node) noexcept {
 }
 
 bool is_used_elsewhere(PyObject* x, bool op_writes) noexcept {
-  if (Py_REFCNT(x) > 1 && (op_writes || (PyArray_FLAGS(as_numpy(x)) & NPY_ARRAY_WRITEABLE) != 0)) return true;
+  if (references_to(x) > 1 && (op_writes || (PyArray_FLAGS(as_numpy(x)) & NPY_ARRAY_WRITEABLE) != 0))
+    return true;
   // Of each base the array over it has one reference.
   for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
        base = PyArray_BASE(as_numpy(base))) {
-    if (Py_REFCNT(base) > 1 && (PyArray_FLAGS(as_numpy(base)) & NPY_ARRAY_WRITEABLE) != 0) return true;
+    if (references_to(base) > 1 && (PyArray_FLAGS(as_numpy(base)) & NPY_ARRAY_WRITEABLE) != 0) return true;
   }
   return false;
 }
 
 bool is_known_to_tenon_only(PyObject* x, Py_ssize_t n_own) noexcept {
-  if (Py_REFCNT(x) > 1 + n_own) return false;
+  if (references_to(x) > 1 + n_own) return false;
   for (PyObject* base = PyArray_BASE(as_numpy(x)); base != nullptr && is_numpy_array(base);
        base = PyArray_BASE(as_numpy(base))) {
-    if (Py_REFCNT(base) > 1) return false;
+    if (references_to(base) > 1) return false;
   }
   return true;
 }

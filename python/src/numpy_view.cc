@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "counts.h"
 #include "frames.h"
 #include "ndarray.h"
 #include "numpy_api.h"
@@ -132,9 +133,9 @@ constinit SpareRoots spare_roots;
 // Whether the root is unchanged, and nothing else refers to it or its holder.
 bool can_be_reused(nb::handle root) noexcept {
   const PyArrayObject_fields& fields = fields_of(root);
-  return Py_REFCNT(root.ptr()) == 1 && fields.weakreflist == nullptr && fields._buffer_info == nullptr &&
+  return references_to(root.ptr()) == 1 && fields.weakreflist == nullptr && fields._buffer_info == nullptr &&
          (fields.flags & NPY_ARRAY_OWNDATA) == 0 && fields.base != nullptr &&
-         Py_IS_TYPE(fields.base, view_holder_type) && Py_REFCNT(fields.base) == 1;
+         Py_IS_TYPE(fields.base, view_holder_type) && references_to(fields.base) == 1;
 }
 
 // Makes root an array of the same elements as view.
@@ -182,11 +183,13 @@ nb::list rooted_pair(const Array& array, const char* site) {
 }
 
 bool is_lone_view(PyObject* view, PyObject* root, nb::handle frame) noexcept {
-  if (Py_REFCNT(root) != 2) return false;
-  const Py_ssize_t names = Py_REFCNT(view) - 1;
+  if (references_to(root) != 2) return false;
+  const Py_ssize_t names = references_to(view) - 1;
   if (names != 1) return names == 0;
   const nb::object user = frame.is_valid() ? nb::borrow(frame) : innermost_frame();
-  return user.is_valid() && is_held_by_variable(user, view);
+  // Code that runs in the meantime may have taken a reference.
+  return user.is_valid() && is_held_by_variable(user, view) && references_to(view) == 2 &&
+         references_to(root) == 2;
 }
 
 namespace {
@@ -275,7 +278,7 @@ void end_lone_view(RootedView views, const char* site) noexcept {
 }
 
 bool is_used_elsewhere_than_here(nb::handle view) noexcept {
-  return Py_REFCNT(view.ptr()) != 1 || Py_REFCNT(fields_of(view).base) != 1;
+  return references_to(view.ptr()) != 1 || references_to(fields_of(view).base) != 1;
 }
 
 bool may_view_ndarray(PyObject* exporter) {

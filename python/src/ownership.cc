@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "callbacks.h"
+#include "counts.h"
 #include "methods.h"
 #include "numpy_api.h"
 #include "numpy_lend.h"
@@ -89,7 +90,7 @@ void note_second_queue() noexcept { may_have_second_queues.store(true, std::memo
 
 bool has_moved_memory(PyObject* numpy_array) noexcept {
   PyObject* const base = PyArray_BASE(as_numpy(numpy_array));
-  return base != nullptr && Py_TYPE(base) == moved_memory_type && Py_REFCNT(base) == 1;
+  return base != nullptr && Py_TYPE(base) == moved_memory_type && references_to(base) == 1;
 }
 
 void add_ownership(nb::module_& module) {

@@ -3,6 +3,7 @@
 
 import sys as _sys
 from contextlib import suppress as _suppress
+from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
@@ -105,6 +106,10 @@ from ._sync.pushes import push
 from ._sync.uses import overwrite, read, write
 from ._typing import DTypeLike
 
+# What the exit of the interpreter, a fork and the extension call is registered by these modules. Where
+# imports are lazy (`-X lazy_imports=all`), they are imported here, in the order of above.
+for _name in ("._tools.trace", ".io", "._sync.engine", "._callbacks"):
+    _import_module(_name, __name__)
 _register()
 
 # `DataLoader` is a subclass of PyTorch's class. Its first use imports PyTorch. With a `__getattr__`, CPython

@@ -12,7 +12,7 @@ from typing import Any
 from . import _core, _errors
 from ._array.fields import write_field
 from ._array.share import check_on_owner_died
-from ._sync import bodies, endings, holders, lease, ops
+from ._sync import bodies, counts, endings, holders, lease, ops
 
 
 def _imported_later(module: str, name: str) -> Any:
@@ -53,6 +53,8 @@ _core.set_callbacks(
         "heed_survivors": lease.heed_survivors,
         "settle": endings.settle,
         "wait_for_searches": endings.wait_for_searches,
+        "certainty_of": counts.certainty_of,
+        "is_one_name": counts.is_one_name,
         "end_failed_body": bodies.end_failed_body,
         "describe_escape": bodies.describe_escape,
         "report_unseen": ops.report_unseen,

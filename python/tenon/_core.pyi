@@ -32,6 +32,31 @@ def set_callbacks(callbacks: dict[str, Callable[..., Any]]) -> None:
     Gives the extension what it calls in Python, all of it by name. For tenon/_callbacks.py.
     """
 
+def set_counting(name: str) -> None:
+    """
+    How references of variables are counted: 'owned', 'lent' or 'strict' (python/src/counts.h).
+    """
+
+def counting() -> str:
+    """What set_counting() was given."""
+
+def references(holder: list[Any]) -> int:
+    """
+    The references to the last object of a list besides that of the list. The object is no argument,
+    because some versions of Python count those and others do not.
+    """
+
+def variables_of(frame: Any) -> list[tuple[str, Any]]:
+    """
+    The variables of a function that runs or has run, with what closures share; none of other code.
+    Makes no copy of them that the frame keeps, as f_locals does before Python 3.13.
+    """
+
+def counted_variables(frame: Any) -> list[Any]:
+    """
+    What the variables of a frame refer to, once for each reference that counts (python/src/counts.h).
+    """
+
 class dtype:
     """
     The type of an array's elements.
@@ -827,10 +852,10 @@ def set_plain_types(types: frozenset[type]) -> None:
     Types whose instances refer to objects by plain names, besides those of class statements.
     """
 
-def has_only_names(holder: list[Any], traceback: object, is_thorough: _bool) -> _bool:
+def has_only_names(holder: list[Any], traceback: object, is_thorough: _bool, frame: object) -> _bool:
     """
     All references to the object in the list, but for the list's own, are variables and items, whose
-    holders know nothing of its memory.
+    holders know nothing of its memory. ``frame``: of the block that ends, or None.
     """
 
 class ArrayCall:
@@ -1018,7 +1043,7 @@ def from_numpy(
     mode : {'readonly', 'writable', 'move'}
         What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again when the last
         array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': both sides
-        may write. 'move': only the call and one name may refer to ``x``, which must own its memory; its flag is
+        may write. 'move': only the call and one variable may refer to ``x``, which must own its memory; its flag is
         cleared for good.
 
     Returns

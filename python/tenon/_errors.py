@@ -4,7 +4,6 @@ TypeError, BufferError, IndexError, MemoryError, TimeoutError."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -190,30 +189,29 @@ def _linked(error: BaseException) -> list[BaseException]:
 def _end_views(links: list[BaseException], views: list[Any], function: object) -> None:
     from . import _core
 
-    numbers = {id(view) for view in views}
-    held: dict[int, tuple[Any, int]] = {}  # arrays over the views, and how often the errors refer to each
+    numbers = set(map(id, views))
+    # Arrays over the views, each in a list, and how often the errors refer to it.
+    held: dict[int, tuple[list[Any], int]] = {}
     for link in links:
         if isinstance(link, AttributeError) and _stands_on(link.obj, numbers):
             link.obj = None
-        for value in (*link.args, *link.__dict__.values()):
-            if _stands_on(value, numbers):
-                held[id(value)] = (value, held.get(id(value), (value, 0))[1] + 1)
-        value = None
-    counts = {}
-    for view in views:
-        counts[id(view)] = held.pop(id(view), (view, 0))[1]
-    del view
-    # Besides the references of the errors: the variable here, and the argument of getrefcount.
-    for key in list(held):
-        array, expected = held.pop(key)
-        is_alone = sys.getrefcount(array) <= expected + 2
-        _core.empty_view(array, is_alone, function)
-        del array
+        values = [*link.args, *link.__dict__.values()]
+        while values:
+            holder = [values.pop()]
+            if _stands_on(holder[0], numbers):
+                holder, n = held.get(id(holder[0]), (holder, 0))
+                held[id(holder[0])] = holder, n + 1
+    holder = []
+    counts = {key: held.pop(key, ([], 0))[1] for key in numbers}
+    while held:
+        _, (holder, n) = held.popitem()
+        is_alone = _core.references(holder) <= n
+        _core.empty_view(holder[0], is_alone, function)
+        holder = []
     while views:
-        view = views.pop()
-        is_alone = sys.getrefcount(view) <= counts[id(view)] + 2
-        _core.empty_view(view, is_alone, function)
-        del view
+        is_alone = _core.references(views) <= counts[id(views[-1])]
+        _core.empty_view(views[-1], is_alone, function)
+        views.pop()
 
 
 def _stands_on(value: Any, numbers: set[int]) -> bool:

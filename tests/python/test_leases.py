@@ -390,6 +390,7 @@ def test_a_writable_base_of_the_original_conflicts_as_well():
     tn.push(tn.fill, tn.overwrite(a), 1).wait()
 
 
+@pytest.mark.names_count
 def test_a_moved_array_is_in_nobody_s_way():
     x = np.zeros(4)
     a = tn.from_numpy(x, mode="move")

@@ -83,6 +83,7 @@ def test_many_arrays_are_lent_at_a_time():
     assert all(x.flags.writeable for x in arrays)
 
 
+@pytest.mark.names_count
 def test_move_takes_an_array_that_nobody_else_has():
     a = tn.from_numpy(np.arange(3.0), mode="move")
     assert a.writable

@@ -59,6 +59,7 @@ def test_a_move_takes_the_memory_and_leaves_an_array_that_says_where_it_went():
     assert re.search(r"moved to NumPy at .*test_ownership\.py:\d+", repr(a))
 
 
+@pytest.mark.names_count
 def test_a_moved_array_can_come_back_without_a_copy():
     a = tn.array([0.0, 1.0, 2.0, 3.0])
     x = a.move_to_numpy()

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -154,3 +155,22 @@ def test_handles_are_used_from_many_threads():
         thread.join()
     a[...] = 1
     assert a.tolist() == [1] * 64
+
+
+@pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with CPython 3.15")
+def test_the_package_works_where_all_imports_are_lazy():
+    program = """
+import os
+import tenon as tn
+a = tn.zeros(3)
+with a.write() as v: v[:] = 1
+op = tn.push(tn.fill, tn.overwrite(a), 2)
+if os.fork() == 0:
+    os._exit(0 if tn.push(tn.fill, tn.overwrite(tn.zeros(2)), 2).wait() is None else 1)
+assert os.wait()[1] == 0
+op.wait()
+print(a.tolist(), repr(a))
+"""
+    ways = ("-W", "ignore::DeprecationWarning", "-X", "lazy_imports=all")  # of a fork beside threads
+    done = subprocess.run([sys.executable, *ways, "-c", program], capture_output=True, text=True, timeout=600)
+    assert (done.stdout, done.stderr) == ("[2.0, 2.0, 2.0] tenon.array([2., 2., 2.], dtype=float32)\n", "")

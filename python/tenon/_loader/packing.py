@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -73,9 +72,9 @@ class Writer(pickle.Pickler):
         self._keys.clear()
         self.clear_memo()  # of the lists and dicts that have them
         while self._stacked:
-            result = self._stacked.popitem()[1][0]
-            if sys.getrefcount(result) > 2:  # the variable here, and the argument
-                result.data = result.detach().clone()
+            holder = [self._stacked.popitem()[1][0]]
+            if _core.references(holder) > 0:
+                holder[0].data = holder[0].detach().clone()
 
     def pack(self, data: Any) -> bytes:
         """Writes the batch. Returns what `Reader` needs to find it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,13 +53,12 @@ class Body:
             result = tuple(map(self._own, result)) if type(result) is tuple else self._own(result)
         views = self.take_views()
         while views:
-            view = views.pop()
-            if sys.getrefcount(view) > 2:  # besides the variable here and the argument: it is kept
+            if _core.references(views) > 0:  # it is kept
                 self.escapes = self.escapes or where_views_are_kept(
                     self.arrays()
                 )  # while it shows the memory
-                _core.empty_view(view, False, self.function)
-            del view
+                _core.empty_view(views[-1], False, self.function)
+            views.pop()
         return result
 
     def _own(self, value: Any) -> Any:

@@ -14,7 +14,6 @@ import contextlib
 import contextvars
 import functools
 import gc
-import inspect
 import itertools
 import operator
 import os
@@ -114,13 +113,13 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
     """
     if error is None and frame is not None and _core.end_if_lone(views, frame):
         return True
-    root = views.pop()
+    roots = [views.pop()]
     trace = error.__traceback__ if error is not None else None
-    is_free = _end_views(views, root, frame, trace, False)
+    is_free = _end_views(views, roots, frame, trace, False)
     if not is_free:
-        is_thorough = bool(views) and not _has_export_among_variables(views, root, frame)
+        is_thorough = bool(views) and not _has_export_among_variables(views, roots[0], frame)
         with no_other_search():
-            is_free = _end_views(views, root, frame, trace, is_thorough)
+            is_free = _end_views(views, roots, frame, trace, is_thorough)
         if views:
             _leave_unsettled(views, is_thorough)
     return is_free
@@ -149,7 +148,9 @@ class Views:
         return is_free
 
 
-def _end_views(views: list[Any], root: Any, frame: FrameType | None, trace: Any, is_thorough: bool) -> bool:
+def _end_views(
+    views: list[Any], roots: list[Any], frame: FrameType | None, trace: Any, is_thorough: bool
+) -> bool:
     """Makes the view of the block, and arrays over it that only the frame of the block refers to, arrays
     without elements: late use is an error and never a race. Other objects over the memory stay as they are.
 
@@ -157,8 +158,8 @@ def _end_views(views: list[Any], root: Any, frame: FrameType | None, trace: Any,
     ----------
     views : list
         The view of the block; empty when it has released the memory.
-    root : numpy.ndarray
-        The base of all of them.
+    roots : list
+        The base of all of them, a NumPy array.
     frame : frame or None
         Of the block.
     trace : traceback or None
@@ -171,49 +172,32 @@ def _end_views(views: list[Any], root: Any, frame: FrameType | None, trace: Any,
     bool
         Nothing refers to the memory any more.
     """
-    names = _names_in(frame, root)
-    del frame
+    arrays = _variables_over(roots, frame)
     if views:
-        expected = names.pop(id(views[0]), (None, 0))[1]
-        # Besides the variables of the frame: the list, and the argument of getrefcount.
-        is_alone = sys.getrefcount(views[0]) <= expected + 2
-        is_alone = is_alone or _core.has_only_names(views, trace, is_thorough)
+        n = arrays.pop(id(views[0]), ([], 0))[1]
+        is_alone = _core.references(views) <= n or _core.has_only_names(views, trace, is_thorough, frame)
         _core.empty_view(views[0], is_alone)
         if is_alone:
             views.clear()
-    for key in list(names):
-        array, expected = names.pop(key)
-        if sys.getrefcount(array) <= expected + 2:  # the variable here, and the argument
-            _core.empty_view(array, True)
-        del array
-    return sys.getrefcount(root) <= 3  # the variable of the caller besides
+    while arrays:
+        _, (holder, n) = arrays.popitem()
+        if _core.references(holder) <= n:
+            _core.empty_view(holder[0], True)
+    return _core.references(roots) == 0
 
 
-def _names_in(frame: FrameType | None, root: Any) -> dict[int, tuple[Any, int]]:
-    """The arrays over ``root`` among the variables of a frame, each with the number of references that its
-    variables make; by their identity."""
+def _variables_over(roots: list[Any], frame: FrameType | None) -> dict[int, tuple[list[Any], int]]:
+    """The arrays over the root among the variables of a frame, by their identity: each in a list, and with
+    the number of references that its variables make for certain."""
     import numpy as np
 
-    found: dict[int, tuple[Any, int]] = {}
-    if frame is None:
-        return found
-    # Before Python 3.13 f_locals of a function is a copy of the variables that the frame keeps: each counts
-    # twice. From then on it shows the variables themselves; elsewhere it is the dictionary that holds them.
-    is_copy = sys.version_info < (3, 13) and (frame.f_code.co_flags & inspect.CO_OPTIMIZED) != 0
-    variables = frame.f_locals
-    values = list(variables.values())
-    is_traced = frame.f_trace is not None or sys.gettrace() is not None or sys.getprofile() is not None
-    # A copy that no other code uses would keep values that the variables drop later. The three references are
-    # those of the frame, the variable here and the argument. A debugger writes the copy back into the
-    # variables.
-    if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
-        variables.clear()
-        is_copy = False
-    del variables
+    found: dict[int, tuple[list[Any], int]] = {}
+    values = [] if frame is None else _core.counted_variables(frame)
     while values:
-        value = values.pop()
-        if isinstance(value, np.ndarray) and value.base is root:
-            found[id(value)] = (value, found.get(id(value), (value, 0))[1] + (2 if is_copy else 1))
+        holder = [values.pop()]
+        if isinstance(holder[0], np.ndarray) and holder[0].base is roots[0]:
+            first, n = found.get(id(holder[0]), (holder, 0))
+            found[id(holder[0])] = first, n + 1
     return found
 
 
@@ -243,7 +227,7 @@ def _leave_unsettled(views: list[Any], is_searched: bool) -> None:
     key = id(views[0])
     if not _unsettled:
         gc.callbacks.append(_settle_after_collection)
-    known = sys.getrefcount(views[0]) if is_searched else _NEVER
+    known = _core.references(views) if is_searched else _NEVER
     _unsettled[key] = (weakref.ref(views[0], lambda _: _forget(key)), known)
     views.clear()
     _core.note_unsettled(len(_unsettled))
@@ -283,9 +267,9 @@ def settle(is_error_near: bool = False) -> None:
         views = [entry[0]()]
         if views[0] is None:
             continue
-        known = sys.getrefcount(views[0])
+        known = _core.references(views)
         if known < entry[1] or is_error_near:
-            if _core.has_only_names(views, None, True):
+            if _core.has_only_names(views, None, True, None):
                 _core.empty_view(views[0], True)
                 _forget(key)
             else:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import collections
 import inspect
 import itertools
-import sys
-import threading
 import types
 from types import FrameType
 from typing import Any
+
+from .. import _core
 
 # Attributes of a type, also if its metaclass overrides them.
 mro_of = type.__dict__["__mro__"].__get__
@@ -39,22 +39,12 @@ def is_a(value: Any, cls: Any) -> bool:
 
 
 def variables_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """The variables of a function that runs or has run; none of the code of a module. Before Python 3.13
-    f_locals is a copy that the frame keeps: this function empties it, unless something else uses it."""
-    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED != 0
-    is_copy = is_function and sys.version_info < (3, 13)
-    # A debugger writes the copy back into the variables, so the copy must not change.
-    if is_copy and (
-        frame.f_trace is not None or sys.gettrace() or sys.getprofile() or threading.getprofile()
-    ):
-        return []
+    """The variables of a function that runs or has run, or of a class body; none of the code of a module."""
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return _core.variables_of(frame)
     variables: Any = frame.f_locals
-    if not is_function and (variables is frame.f_globals or type(variables) is not dict):
-        return []
-    found = list(variables.items())
-    if is_copy and sys.getrefcount(variables) <= 3:  # the frame's, the variable here, the argument
-        variables.clear()
-    return found
+    is_class = variables is not frame.f_globals and type(variables) is dict
+    return list(variables.items()) if is_class else []
 
 
 def frame_of_generator(generator: Any) -> Any:

@@ -22,14 +22,14 @@ import sys
 import threading
 import types
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
 import numpy as np
 
-from .._core import NDArray, addresses, borrowers
+from .._core import NDArray, addresses, borrowers, counted_variables, references
 from .objects import (
     CONTAINERS,
     GENERATORS,
@@ -284,10 +284,19 @@ class Search:
                 if kind in (_OTHER, _TORCH) and id(part) not in self._seen:
                     self._add(part, i, queue)
             part = None  # whose references are counted
+            if type(self._wholes[i]) is FrameType:
+                self._forget_uncounted(self._wholes[i])
             if self._aim is not None and len(self._found) > self._n_compared:
                 self._n_compared = len(self._found)
                 if self.finds_all() and not self._held_elsewhere():
                     self._left = 0
+
+    def _forget_uncounted(self, frame: FrameType) -> None:
+        """Of the variables of a frame, leaves those in the counts that have a reference for certain."""
+        counted = Counter(map(id, counted_variables(frame)))
+        for key, n in Counter(id(value) for _, value in variables_of(frame)).items():
+            if n > counted[key] and key in self._counts:
+                self._counts[key] -= n - counted[key]
 
     def _parts_of(self, i: int) -> list[Any]:
         whole = self._wholes[i]
@@ -377,18 +386,19 @@ class Search:
                 leading.add(i)
                 i = self._parents[i]
         values = itertools.chain((row[2] for row in self._found), (self._wholes[i] for i in leading))
-        # Besides the variable here and the argument of getrefcount.
-        held = {
-            id(value)
-            for value in values
-            if type(value) is not FrameType
-            and sys.getrefcount(value) - 2 > self._known(id(value)) + own[id(value)]
-        }
+        held = set()
+        for value in values:
+            # One of the references is the variable here.
+            if (
+                type(value) is not FrameType
+                and references([value]) - 1 > self._known(id(value)) + own[id(value)]
+            ):
+                held.add(id(value))
         # Other arrays, or the iterator of a loop, may refer to what a view is a part of.
         for *_, view in self._found:
             base = _array_base(view) if is_a(view, np.ndarray) else None
             while is_a(base, np.ndarray):
-                if sys.getrefcount(base) - 2 > self._known(id(base)) + own[id(base)]:
+                if references([base]) - 1 > self._known(id(base)) + own[id(base)]:
                     held.add(id(view))
                 base = _array_base(base)
         return held
