@@ -28,17 +28,10 @@ class Other(Steered):
         )
         theirs.close()
         super().__init__(self.process.pid, ours)
-        self._has_numpy = False
 
     def __enter__(self) -> "Other":
-        self.ask(f"import tenon as tn; tn.set_lock_timeout({SECONDS})")
+        self.ask(f"import numpy as np, tenon as tn; tn.set_lock_timeout({SECONDS})")
         return self
-
-    def start(self, code: str, **values) -> None:
-        if "np." in code and not self._has_numpy:  # most tests do not need it, and its import takes long
-            self._has_numpy = True
-            self.ask("import numpy as np")
-        super().start(code, **values)
 
     def __exit__(self, *_) -> None:
         self._link.close()
