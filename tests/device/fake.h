@@ -23,6 +23,7 @@
 
 #include "device/cuda_api.h"
 #include "fake_cuda.h"
+#include "further_api.h"
 
 namespace tenon::fake {
 using namespace tenon::impl::cuda;
@@ -34,10 +35,10 @@ inline constexpr CUresult kCaptureImplicit = 906;
 
 inline constexpr size_t kPage = 4096;
 
-// What the driver has beyond the functions of cuda_api.h.
 #define TENON_FAKE_FUNCTIONS(X)    \
   TENON_CUDA_FUNCTIONS(X)          \
   TENON_CUDA_OPTIONAL_FUNCTIONS(X) \
+  TENON_CUDA_FURTHER_FUNCTIONS(X)  \
   X(cuGetProcAddress, cuGetProcAddress_v2, GetProcAddressV2)
 
 #define TENON_FAKE_DECLARE(name, exported, ...) \
