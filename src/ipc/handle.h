@@ -16,23 +16,34 @@
 
 namespace tenon::impl {
 
-constexpr size_t kMostHandleBytes = 96 + 2 * kMostAxes * sizeof(int64_t);
-
-struct ArrayHandle {
+// The part of fixed size, in the byte order of this machine: handles do not go to other machines.
+struct HandleHead {
+  char mark[8] = {'T', 'N', 'H', 'A', 'N', 'D', 'L', '1'};
   uint64_t boot = 0;
   uint64_t pid_namespace = 0;
-  uint32_t user = 0;
-  os::Process sender;
-  int32_t fd = -1;  // of the sender
+  uint64_t start = 0;  // of the sender
   SegmentId segment;
+  int64_t offset = 0;  // of element 0 from the beginning of the block
+  uint32_t user = 0;
+  uint32_t pid = 0;  // of the sender
+  int32_t fd = -1;   // of the sender
   uint32_t block = 0;
   uint32_t generation = 0;
   uint32_t number = 0;  // keeps the storage until the handle is opened: Segment::send
-  int64_t offset = 0;   // of element 0 from the beginning of the block
   DType dtype;
   uint32_t flags = 0;
-  std::vector<int64_t> shape;
+  int32_t ndim = 0;
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(HandleHead) == 96);
+
+constexpr size_t kMostHandleBytes = sizeof(HandleHead) + 2 * kMostAxes * sizeof(int64_t);
+
+struct ArrayHandle : HandleHead {
+  std::vector<int64_t> shape;    // ndim entries
   std::vector<int64_t> strides;  // in elements
+
+  os::Process sender() const { return {pid, start}; }
 
   std::string encode() const;
   // Fails with kValue.

@@ -556,7 +556,9 @@ std::string Segments::handle_of(const Array& array) {
   handle.boot = os::boot();
   handle.pid_namespace = os::pid_namespace();
   handle.user = os::user();
-  handle.sender = os::this_process();
+  const os::Process self = os::this_process();
+  handle.pid = self.pid;
+  handle.start = self.start;
   handle.fd = segment.file().fd();
   handle.segment = segment.header().id;
   handle.block = use->block;
@@ -564,6 +566,7 @@ std::string Segments::handle_of(const Array& array) {
   handle.offset = array.data() - segment.data_of(use->block);
   handle.dtype = array.dtype();
   handle.flags = array.desc().flags;
+  handle.ndim = array.desc().ndim;
   handle.shape.assign(array.shape().begin(), array.shape().end());
   handle.strides.assign(array.strides().begin(), array.strides().end());
   handle.number = segment.send(use->block);
@@ -585,8 +588,8 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
   {
     const std::scoped_lock locked(lock_);
     Segment* const segment = open_.find(handle.segment);
-    if (handle.sender != os::this_process()) {
-      throw_error(Code::kValue, "process ", handle.sender.pid, " has sent this handle, not this process, ",
+    if (handle.sender() != os::this_process()) {
+      throw_error(Code::kValue, "process ", handle.pid, " has sent this handle, not this process, ",
                   os::this_process().pid);
     }
     if (segment == nullptr) return;  // it is closed, and the handle keeps nothing
@@ -640,7 +643,7 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
                 "the shared array cannot be opened: it was sent from another PID namespace "
                 "(another container?)");
   }
-  Segment& segment = reach(handle.segment, handle.sender, handle.fd, opened);
+  Segment& segment = reach(handle.segment, handle.sender(), handle.fd, opened);
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
   Use use = begin_use(segment, handle.block, handle.generation, is_readonly);
   open_memory(*use, locked);
