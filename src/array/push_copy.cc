@@ -3,11 +3,9 @@
 // The op that copies an array. Where a device takes part it is an op on a stream: its body submits the copy.
 #include <new>
 #include <optional>
-#include <utility>
 
 #include "array/access.h"
 #include "array/device_copy.h"
-#include "array/elements.h"
 #include "base/error.h"
 #include "device/completions.h"
 #include "exec/engine.h"

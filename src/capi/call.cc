@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The functions tenon_call_* of core.h: calls of code outside of the library.
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -4,10 +4,7 @@
 #include "device/device.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
 
-#include "array/access.h"
 #include "array/device_copy.h"
 #include "capi/boundary.h"
 #include "device/completions.h"

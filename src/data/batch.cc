@@ -2,7 +2,6 @@
 #include "data/batch.h"
 
 #include <cstring>
-#include <memory>
 
 #include "base/bytes.h"
 

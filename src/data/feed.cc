@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <new>
 #include <utility>
 
 #include "base/blocked_signals.h"

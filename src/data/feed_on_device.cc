@@ -4,7 +4,6 @@
 // are free, without a wait: the copy of a batch runs beside the consumer's work on the batch before it. There
 // is no thread for this, because workers fill ahead of the consumer in any case.
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <utility>
 

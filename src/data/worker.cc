@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "base/clock.h"

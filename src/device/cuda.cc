@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <type_traits>
 
 #include "base/error.h"
 #include "base/one_per_process.h"

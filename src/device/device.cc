@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/futex.h"

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 #include "array/access.h"

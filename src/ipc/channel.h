@@ -8,7 +8,6 @@
 // item, and their leases and ops are ordered among themselves, as on memory that is not shared.
 #pragma once
 
-#include <chrono>
 #include <span>
 #include <string>
 #include <vector>

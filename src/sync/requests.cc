@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
-#include <new>
 #include <utility>
 
 #include "sync/gate.h"

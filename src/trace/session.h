@@ -3,7 +3,6 @@
 // The trace of the process: opens the file, starts and stops the recording, and writes the file.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace tenon::impl::trace {
