@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tenon/engine.hpp"
@@ -41,15 +40,12 @@ class Arena {
   // Over the memory of an array, which it keeps alive.
   static Arena over(std::span<const ArenaLayout> layouts, const Array& buffer) {
     const Described described(layouts);
-    tenon_arena* made = nullptr;
-    call(tenon_arena_over, described.size(), described.data(), buffer.get(), &made);
-    return Arena(made);
+    return Arena(
+        detail::call_for<tenon_arena*>(tenon_arena_over, described.size(), described.data(), buffer.get()));
   }
   // The arena of another process. memory: its memory, attached or opened here.
   static Arena open(const Array& memory) {
-    tenon_arena* made = nullptr;
-    call(tenon_arena_open, memory.get(), &made);
-    return Arena(made);
+    return Arena(detail::call_for<tenon_arena*>(tenon_arena_open, memory.get()));
   }
 
   tenon_arena* get() const noexcept { return handle_.get(); }
@@ -90,9 +86,8 @@ class Arena {
   explicit Arena(tenon_arena* handle) : handle_(handle) {}
   static Arena create(std::span<const ArenaLayout> layouts, const tenon_shared_options* options) {
     const Described described(layouts);
-    tenon_arena* made = nullptr;
-    call(tenon_arena_create, described.size(), described.data(), options, &made);
-    return Arena(made);
+    return Arena(
+        detail::call_for<tenon_arena*>(tenon_arena_create, described.size(), described.data(), options));
   }
 
   detail::Handle<tenon_arena, tenon_arena_retain, tenon_arena_release> handle_;
@@ -117,9 +112,7 @@ class ArenaUse {
     const int32_t n = tenon_arena_layout(arena_.get(), layout_).n;
     for (int32_t i = 0; i < n; ++i) {
       if (name != tenon_arena_field(arena_.get(), layout_, i).name) continue;
-      tenon_array* array = nullptr;
-      call(tenon_arena_array, arena_.get(), layout_, i, &array);
-      return Array::steal(array);
+      return Array::steal(detail::call_for<tenon_array*>(tenon_arena_array, arena_.get(), layout_, i));
     }
     throw Error(TENON_ERR_NOT_FOUND, "the layout has no field '" + std::string(name) + "'");
   }
@@ -136,8 +129,7 @@ class ArenaUse {
   ArenaUse(const Arena& arena, const std::string& layout, Access access, uint32_t flags,
            std::chrono::nanoseconds timeout, const std::source_location& where)
       : arena_(arena), held_(std::make_unique<Held>(where)), is_write_(access == Access::kWrite) {
-    tenon_lease_options options{};
-    options.struct_size = sizeof options;
+    auto options = detail::sized<tenon_lease_options>();
     options.access = static_cast<int32_t>(access);
     options.flags = flags;
     options.timeout_ns = detail::timeout_ns(timeout);

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <source_location>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,9 +38,7 @@ class Item {
 
   // The array keeps the item. Do not use the array of a loan after send(). Fails with INDEX, NOT_FOUND.
   Array array(int32_t field) const {
-    tenon_array* array = nullptr;
-    call(tenon_item_array, handle_.get(), field, &array);
-    return Array::steal(array);
+    return Array::steal(detail::call_for<tenon_array*>(tenon_item_array, handle_.get(), field));
   }
   Array array(std::string_view name) const {
     if (handle_.get() == nullptr) return array(0);  // fails, because the item was moved from
@@ -71,16 +68,12 @@ class Channel {
     const tenon_channel_options options{sizeof options, slots, static_cast<int32_t>(mode),
                                         static_cast<int32_t>(when_full)};
     const tenon_shared_options raw = detail::raw_options(shared);
-    tenon_channel* made = nullptr;
-    call(tenon_channel_create, static_cast<int32_t>(described.size()), described.data(), &options, &raw,
-         &made);
-    return Channel(made);
+    return Channel(detail::call_for<tenon_channel*>(
+        tenon_channel_create, static_cast<int32_t>(described.size()), described.data(), &options, &raw));
   }
   // The channel of another process. memory: its memory, attached or opened here.
   static Channel open(const Array& memory) {
-    tenon_channel* made = nullptr;
-    call(tenon_channel_open, memory.get(), &made);
-    return Channel(made);
+    return Channel(detail::call_for<tenon_channel*>(tenon_channel_open, memory.get()));
   }
 
   tenon_channel* get() const noexcept { return handle_.get(); }
@@ -88,9 +81,9 @@ class Channel {
 
   // A free slot. Fails as tenon_channel_loan.
   Item loan(std::chrono::nanoseconds timeout = forever) const {
-    tenon_item* item = nullptr;
-    call(tenon_channel_loan, get(), detail::timeout_ns(timeout), static_cast<const char*>(nullptr), &item);
-    return Item(item, get());
+    return Item(detail::call_for<tenon_item*>(tenon_channel_loan, get(), detail::timeout_ns(timeout),
+                                              static_cast<const char*>(nullptr)),
+                get());
   }
   // The next item; empty if all producers have closed the channel. Fails as tenon_channel_receive.
   std::optional<Item> receive(std::chrono::nanoseconds timeout = forever) const {
@@ -104,14 +97,11 @@ class Channel {
   }
   // A descriptor for poll() and similar functions, as tenon_channel_fd: kRead to receive, kWrite to loan.
   int descriptor(Access access = Access::kRead) const {
-    int32_t fd = -1;
-    call(tenon_channel_fd, get(), static_cast<int32_t>(access), &fd);
-    return fd;
+    return detail::call_for<int32_t>(tenon_channel_fd, get(), static_cast<int32_t>(access));
   }
   void close() const noexcept { tenon_channel_close(get()); }
   tenon_channel_statistics statistics() const noexcept {
-    tenon_channel_statistics now{};
-    now.struct_size = sizeof now;
+    auto now = detail::sized<tenon_channel_statistics>();
     tenon_channel_statistics_get(get(), &now);
     return now;
   }

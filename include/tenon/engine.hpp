@@ -74,8 +74,7 @@ class Lease {
         std::chrono::nanoseconds timeout = default_timeout,
         std::source_location where = std::source_location::current())
       : array_(array), access_(access), site_(where) {
-    tenon_lease_options options{};
-    options.struct_size = sizeof options;
+    auto options = detail::sized<tenon_lease_options>();
     options.access = static_cast<int32_t>(access);
     options.flags = flags;
     options.timeout_ns = detail::timeout_ns(timeout);
@@ -473,8 +472,7 @@ template <class Body, class Arrays>
 Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span<const tenon_use> uses) {
   const Site site(options.where);
   auto pushed = std::make_unique<PushedBody<Body, Arrays>>(std::move(body), std::move(arrays));
-  tenon_work work{};
-  work.struct_size = sizeof work;
+  auto work = detail::sized<tenon_work>();
   work.on_conflict = static_cast<int32_t>(options.on_conflict);
   work.context = pushed.get();
   work.run = PushedBody<Body, Arrays>::run;
@@ -494,14 +492,12 @@ Op push_body(const PushOptions& options, Body&& body, Arrays&& arrays, std::span
 // Fails as tenon_push_copy.
 inline Op push_copy(const PushOptions& options, const Array& from, const Array& to) {
   const detail::Site site(options.where);
-  tenon_copy_options copy{};
-  copy.struct_size = sizeof copy;
+  auto copy = detail::sized<tenon_copy_options>();
   copy.on_conflict = static_cast<int32_t>(options.on_conflict);
   copy.name = options.name;
   copy.site = site.text();
-  tenon_op* op = nullptr;
-  call(tenon_push_copy, from.get(), to.get(), static_cast<const tenon_copy_options*>(&copy), &op);
-  return Op::steal(op);
+  return Op::steal(detail::call_for<tenon_op*>(tenon_push_copy, from.get(), to.get(),
+                                               static_cast<const tenon_copy_options*>(&copy)));
 }
 inline Op push_copy(const Array& from, const Array& to,
                     std::source_location where = std::source_location::current()) {

@@ -43,9 +43,8 @@ class Schema {
   Schema(std::initializer_list<Field> fields) : Schema(std::span(fields.begin(), fields.size())) {}
   explicit Schema(std::span<const Field> fields) {
     const std::vector<tenon_field> described = detail::describe(fields);
-    tenon_schema* made = nullptr;
-    call(tenon_schema_create, static_cast<int32_t>(described.size()), described.data(), &made);
-    handle_ = decltype(handle_)(made);
+    handle_ = decltype(handle_)(detail::call_for<tenon_schema*>(
+        tenon_schema_create, static_cast<int32_t>(described.size()), described.data()));
   }
 
   // Takes over a reference that the caller owns.
@@ -199,14 +198,12 @@ class Function {
  public:
   // path: a library; nullptr: a symbol of the process. Without is_threadsafe one call runs at a time.
   static Function load(const char* path, const char* prototype, bool is_threadsafe = false) {
-    tenon_function* made = nullptr;
-    call(tenon_function_load, path, prototype, flags(is_threadsafe), &made);
-    return Function(made);
+    return Function(
+        detail::call_for<tenon_function*>(tenon_function_load, path, prototype, flags(is_threadsafe)));
   }
   static Function from_address(void* address, const char* prototype, bool is_threadsafe = false) {
-    tenon_function* made = nullptr;
-    call(tenon_function_create, address, prototype, flags(is_threadsafe), &made);
-    return Function(made);
+    return Function(
+        detail::call_for<tenon_function*>(tenon_function_create, address, prototype, flags(is_threadsafe)));
   }
 
   tenon_function* get() const noexcept { return handle_.get(); }
@@ -220,9 +217,8 @@ class Function {
   // Calls the function in this thread, with arguments of the parameters' kinds. Fails with OP (a status
   // result is not 0), VALUE (number of arguments).
   tenon_value call_with(std::span<const tenon_value> arguments) const {
-    tenon_value value{};
-    call(tenon_function_call, get(), static_cast<int32_t>(arguments.size()), arguments.data(), &value);
-    return value;
+    return detail::call_for<tenon_value>(tenon_function_call, get(), static_cast<int32_t>(arguments.size()),
+                                         arguments.data());
   }
   // The same. Numbers are converted to the type of the parameter. Fails with TYPE (a pointer for a number or
   // the reverse).
@@ -240,10 +236,8 @@ class Function {
   Generator bind(const Schema& schema, std::span<const Constant> constants = {}) const {
     std::vector<tenon_constant> described;
     for (const Constant& constant : constants) described.push_back(described_constant(constant));
-    tenon_generator bound{};
-    call(tenon_function_bind, get(), schema.get(), static_cast<int32_t>(described.size()), described.data(),
-         &bound);
-    return Generator(bound);
+    return Generator(detail::call_for<tenon_generator>(
+        tenon_function_bind, get(), schema.get(), static_cast<int32_t>(described.size()), described.data()));
   }
   Generator bind(const Schema& schema, std::initializer_list<Constant> constants) const {
     return bind(schema, std::span(constants.begin(), constants.size()));
@@ -319,10 +313,9 @@ struct Plugin {
                      const Schema* wanted = nullptr) {
     const tenon_plugin_options options{sizeof(tenon_plugin_options), 0, seed, config};
     tenon_schema* described = nullptr;
-    tenon_generator generator{};
-    call(tenon_plugin_open, path, &options, wanted != nullptr ? wanted->get() : nullptr, &described,
-         &generator);
-    return {Generator(generator), Schema::steal(described)};
+    return {Generator(detail::call_for<tenon_generator>(
+                tenon_plugin_open, path, &options, wanted != nullptr ? wanted->get() : nullptr, &described)),
+            Schema::steal(described)};
   }
 };
 
@@ -394,8 +387,7 @@ class Feed {
   class Epoch;
 
   Feed(Generator generator, Schema schema, FeedOptions options = {}) : schema_(std::move(schema)) {
-    tenon_feed_options described{};
-    described.struct_size = sizeof described;
+    auto described = detail::sized<tenon_feed_options>();
     described.workers = options.workers;
     described.slots = options.slots != 0 ? options.slots : options.workers + 4;
     described.batches = options.batches;
@@ -439,8 +431,7 @@ class Feed {
   }
   // The details of the last OP failure of next().
   tenon_feed_failure failure() const noexcept {
-    tenon_feed_failure failure{};
-    failure.struct_size = sizeof failure;
+    auto failure = detail::sized<tenon_feed_failure>();
     tenon_feed_failure_get(handle_.get(), &failure);
     return failure;
   }
@@ -457,8 +448,7 @@ class Feed {
   const Schema& schema() const noexcept { return schema_; }
   tenon_feed* get() const noexcept { return handle_.get(); }
   tenon_feed_statistics statistics() const noexcept {
-    tenon_feed_statistics statistics{};
-    statistics.struct_size = sizeof statistics;
+    auto statistics = detail::sized<tenon_feed_statistics>();
     tenon_feed_statistics_get(handle_.get(), &statistics);
     return statistics;
   }

@@ -37,8 +37,7 @@ inline const char* name_text(const std::string& name) {
 
 // Valid as long as the options.
 inline tenon_shared_options raw_options(const SharedOptions& options) {
-  tenon_shared_options raw{};
-  raw.struct_size = sizeof raw;
+  auto raw = sized<tenon_shared_options>();
   raw.flags = (options.has_huge_pages ? uint32_t{TENON_HUGE_PAGES} : 0) |
               (options.is_populated ? uint32_t{TENON_POPULATED} : 0);
   raw.numa_node = options.numa_node;
@@ -48,9 +47,8 @@ inline tenon_shared_options raw_options(const SharedOptions& options) {
 }
 inline Array create_shared(Shape shape, DType dtype, uint32_t flags, const SharedOptions& options) {
   const tenon_shared_options raw = raw_options(options);
-  tenon_array* array = nullptr;
-  call(tenon_shared_create, dtype, shape.ndim(), shape.data(), flags, &raw, &array);
-  return Array::steal(array);
+  return Array::steal(
+      call_for<tenon_array*>(tenon_shared_create, dtype, shape.ndim(), shape.data(), flags, &raw));
 }
 }  // namespace detail
 
@@ -64,9 +62,8 @@ inline Array zeros_shared(Shape shape, DType dtype = {}, const SharedOptions& op
 
 // The array that a process of this user shares under a name.
 inline Array attach(const std::string& name, bool is_readonly = false) {
-  tenon_array* array = nullptr;
-  call(tenon_shared_attach, detail::name_text(name), is_readonly ? uint32_t{TENON_READONLY} : 0U, &array);
-  return Array::steal(array);
+  return Array::steal(detail::call_for<tenon_array*>(tenon_shared_attach, detail::name_text(name),
+                                                     is_readonly ? uint32_t{TENON_READONLY} : 0U));
 }
 
 inline bool is_shared(const Array& array) noexcept { return tenon_array_is_shared(array.get()) != 0; }
@@ -90,15 +87,11 @@ inline void limit_handle(std::span<const std::byte> handle, uint32_t receiver,
 }
 // Ends the effect of all unopened handles of the array that this process has sent. Returns their number.
 inline uint32_t revoke_handles(const Array& array) {
-  uint32_t count = 0;
-  call(tenon_shared_revoke, array.get(), &count);
-  return count;
+  return detail::call_for<uint32_t>(tenon_shared_revoke, array.get());
 }
 inline Array open(std::span<const std::byte> handle) {
-  tenon_array* array = nullptr;
-  call(tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size()),
-       &array);
-  return Array::steal(array);
+  return Array::steal(detail::call_for<tenon_array*>(
+      tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size())));
 }
 
 namespace detail {
@@ -110,15 +103,11 @@ inline std::string take_text(char* text) { return std::unique_ptr<char, TextFree
 
 // Describes the shared memory and the feeds of this user as a JSON document. Fails as tenon_shared_describe.
 inline std::string describe_shared() {
-  char* text = nullptr;
-  call(tenon_shared_describe, &text);
-  return detail::take_text(text);
+  return detail::take_text(detail::call_for<char*>(tenon_shared_describe));
 }
 // Releases what dead processes held. Returns a JSON document that lists what was released.
 inline std::string collect_shared() {
-  char* text = nullptr;
-  call(tenon_shared_collect, &text);
-  return detail::take_text(text);
+  return detail::take_text(detail::call_for<char*>(tenon_shared_collect));
 }
 
 // Sets how long calls, and leases without their own timeout, wait for other processes; negative: no limit.

@@ -68,6 +68,14 @@ void drop(void* dropped) {
   delete static_cast<T*>(dropped);
 }
 
+// A struct of tenon.h with zeros and its size.
+template <class T>
+constexpr T sized() noexcept {
+  T made{};
+  made.struct_size = sizeof made;
+  return made;
+}
+
 }  // namespace detail
 
 // The reason why an op has no result, or memory holds no value. Copies share it. A default-constructed one is
@@ -140,6 +148,18 @@ void call(Function* function, Arguments... arguments) {
   const tenon_status status = function(arguments..., &error);
   if (status != TENON_OK) detail::throw_reported(status, error);
 }
+
+namespace detail {
+
+// The same for a function that writes a result, which is returned here, to its last parameter but one.
+template <class Result, class Function, class... Arguments>
+Result call_for(Function* function, Arguments... arguments) {
+  Result result{};
+  call(function, arguments..., &result);
+  return result;
+}
+
+}  // namespace detail
 
 // ------------------------------------------------------------------------------------- dtypes
 
@@ -304,6 +324,7 @@ class Handle {
     if (handle_ != nullptr) Release(handle_);
   }
   T* get() const noexcept { return handle_; }
+  T* detach() noexcept { return std::exchange(handle_, nullptr); }
 
  private:
   T* handle_ = nullptr;
@@ -343,20 +364,11 @@ class Memory {
 class Array {
  public:
   Array() noexcept = default;
-  Array(const Array& other) noexcept : handle_(other.handle_) {
-    if (handle_ != nullptr) tenon_array_retain(handle_);
-  }
-  Array(Array&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Array& operator=(Array other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~Array() { tenon_array_release(handle_); }
 
   // Takes over a reference that the caller owns.
   static Array steal(tenon_array* handle) noexcept {
     Array array;
-    array.handle_ = handle;
+    array.handle_ = decltype(handle_)(handle);
     return array;
   }
   // Adds a reference.
@@ -364,10 +376,10 @@ class Array {
     if (handle != nullptr) tenon_array_retain(handle);
     return steal(handle);
   }
-  tenon_array* get() const noexcept { return handle_; }
+  tenon_array* get() const noexcept { return handle_.get(); }
   // Transfers the reference to the caller.
-  [[nodiscard]] tenon_array* detach() noexcept { return std::exchange(handle_, nullptr); }
-  explicit operator bool() const noexcept { return handle_ != nullptr; }
+  [[nodiscard]] tenon_array* detach() noexcept { return handle_.detach(); }
+  explicit operator bool() const noexcept { return get() != nullptr; }
 
   // New memory in C order, aligned to at least 64 bytes.
   static Array empty(Shape shape, DType dtype = {}, Device device = {}) {
@@ -425,11 +437,9 @@ class Array {
     (void)holder.release();
     return array;
   }
-  static Array adopt_described(const tenon_adoption& adoption) {
-    return made([&](auto out) { call(tenon_array_adopt, &adoption, out); });
-  }
+  static Array adopt_described(const tenon_adoption& adoption) { return made(tenon_array_adopt, &adoption); }
 
-  const tenon_array_desc& desc() const noexcept { return *tenon_array_describe(handle_); }
+  const tenon_array_desc& desc() const noexcept { return *tenon_array_describe(get()); }
   void* data() const noexcept { return desc().data; }
   DType dtype() const noexcept { return desc().dtype; }
   Device device() const noexcept { return desc().device; }
@@ -441,15 +451,13 @@ class Array {
   // In elements.
   std::span<const int64_t> strides() const noexcept { return {desc().strides, static_cast<size_t>(ndim())}; }
   bool is_readonly() const noexcept { return (desc().flags & TENON_READONLY) != 0; }
-  bool is_contiguous() const noexcept { return tenon_array_is_contiguous(handle_) != 0; }
-  uint64_t version() const noexcept { return tenon_array_version(handle_); }
-  tenon_view_count views() const noexcept { return tenon_array_views(handle_); }
+  bool is_contiguous() const noexcept { return tenon_array_is_contiguous(get()) != 0; }
+  uint64_t version() const noexcept { return tenon_array_version(get()); }
+  tenon_view_count views() const noexcept { return tenon_array_views(get()); }
 
   // Arrays on the same memory.
   Array index(std::span<const tenon_index> items) const {
-    return made([&](auto out) {
-      call(tenon_array_index, handle_, static_cast<int32_t>(items.size()), items.data(), out);
-    });
+    return made(tenon_array_index, get(), static_cast<int32_t>(items.size()), items.data());
   }
   Array index(std::span<const Index> items) const {
     static_assert(sizeof(Index) == sizeof(tenon_index));
@@ -469,64 +477,49 @@ class Array {
     return index(items);
   }
   Array reshape(Shape shape, Copy copy = Copy::kNever) const {
-    return made([&](auto out) {
-      call(tenon_array_reshape, handle_, shape.ndim(), shape.data(), static_cast<int32_t>(copy), out);
-    });
+    return made(tenon_array_reshape, get(), shape.ndim(), shape.data(), static_cast<int32_t>(copy));
   }
-  Array transpose() const {
-    return made([&](auto out) { call(tenon_array_transpose, handle_, nullptr, out); });
-  }
+  Array transpose() const { return made(tenon_array_transpose, get(), nullptr); }
   Array transpose(std::span<const int32_t> axes) const {
     if (static_cast<int32_t>(axes.size()) != ndim()) {
       throw Error(TENON_ERR_VALUE, std::to_string(axes.size()) + " axes given for an array of " +
                                        std::to_string(ndim()) + ": name each once");
     }
-    return made([&](auto out) { call(tenon_array_transpose, handle_, axes.data(), out); });
+    return made(tenon_array_transpose, get(), axes.data());
   }
   // The same bytes as elements of another dtype.
   Array reinterpret(DType dtype) const {
-    return made(
-        [&](auto out) { call(tenon_array_reinterpret, handle_, dtype, 0, nullptr, uint64_t{0}, out); });
+    return made(tenon_array_reinterpret, get(), dtype, 0, nullptr, uint64_t{0});
   }
   Array reinterpret(DType dtype, Shape shape, uint64_t byte_offset = 0) const {
-    return made([&](auto out) {
-      call(tenon_array_reinterpret, handle_, dtype, shape.ndim(), shape.data(), byte_offset, out);
-    });
+    return made(tenon_array_reinterpret, get(), dtype, shape.ndim(), shape.data(), byte_offset);
   }
   Array broadcast(Shape shape) const {
-    return made([&](auto out) { call(tenon_array_broadcast, handle_, shape.ndim(), shape.data(), out); });
+    return made(tenon_array_broadcast, get(), shape.ndim(), shape.data());
   }
-  Array readonly() const {
-    return made([&](auto out) { call(tenon_array_readonly, handle_, out); });
-  }
+  Array readonly() const { return made(tenon_array_readonly, get()); }
 
   // An array on the same elements that does not take part in the queue; an array with the same shape and
   // dtype on new memory. See tenon.h.
-  Array unchecked() const {
-    return made([&](auto out) { call(tenon_array_unchecked, handle_, out); });
-  }
-  Array renewed() const {
-    return made([&](auto out) { call(tenon_array_renew, handle_, out); });
-  }
+  Array unchecked() const { return made(tenon_array_unchecked, get()); }
+  Array renewed() const { return made(tenon_array_renew, get()); }
   // Moves the memory out of the array and of every other array on it. site: never freed; may be null.
   Memory move_out(const char* site = nullptr) const;
   // The site of the move; null if the memory was not moved.
-  const char* moved_at() const noexcept { return tenon_array_moved_at(handle_); }
+  const char* moved_at() const noexcept { return tenon_array_moved_at(get()); }
 
   // Elements.
   Array copy() const { return copy(dtype()); }
-  Array copy(DType dtype) const {
-    return made([&](auto out) { call(tenon_array_copy, handle_, dtype, out); });
-  }
+  Array copy(DType dtype) const { return made(tenon_array_copy, get(), dtype); }
   // New memory on the device.
   Array to(Device device) const { return to(device, dtype()); }
   Array to(Device device, DType dtype) const {
-    return made([&](auto out) { call(tenon_array_copy_on, handle_, dtype, tenon_device(device), out); });
+    return made(tenon_array_copy_on, get(), dtype, tenon_device(device));
   }
-  void copy_to(const Array& destination) const { call(tenon_array_copy_to, handle_, destination.handle_); }
+  void copy_to(const Array& destination) const { call(tenon_array_copy_to, get(), destination.get()); }
   template <class T>
   void fill(const T& value) const {
-    call(tenon_array_fill, handle_, static_cast<const void*>(&value), dtype_of<T>());
+    call(tenon_array_fill, get(), static_cast<const void*>(&value), dtype_of<T>());
   }
 
   // A typed, N-dimensional view, which is open until it is destroyed. Fails with TYPE (other dtype), VALUE
@@ -546,56 +539,45 @@ class Array {
   void wait_to_read(std::chrono::nanoseconds timeout = forever) const { wait(Access::kRead, timeout); }
   void wait_to_write(std::chrono::nanoseconds timeout = forever) const { wait(Access::kWrite, timeout); }
   // The reason why the elements hold no value; empty if they hold values.
-  Failure failure() const { return Failure::steal(tenon_array_failure(handle_)); }
+  Failure failure() const { return Failure::steal(tenon_array_failure(get())); }
   // Declares the elements valid again. Fails as tenon_array_make_consistent.
-  void clear_error() const { call(tenon_array_make_consistent, handle_); }
+  void clear_error() const { call(tenon_array_make_consistent, get()); }
 
   // flags: TENON_EXPORT_FOR_READ, TENON_EXPORT_COPIED. The caller must call the tensor's deleter, or pass the
   // tensor to a consumer that calls it. site: the line of the program, for messages; must outlive the tensor.
   DLManagedTensorVersioned* to_dlpack(uint32_t flags = 0, const char* site = nullptr) const {
-    DLManagedTensorVersioned* tensor = nullptr;
-    call(tenon_array_to_dlpack, handle_, flags, site, &tensor);
-    return tensor;
+    return detail::call_for<DLManagedTensorVersioned*>(tenon_array_to_dlpack, get(), flags, site);
   }
   // The same for a consumer that uses memory on a device on a stream: 1, 2, a handle or TENON_STREAM_NONE.
   DLManagedTensorVersioned* to_dlpack_on(int64_t stream, uint32_t flags = 0,
                                          const char* site = nullptr) const {
-    DLManagedTensorVersioned* tensor = nullptr;
-    call(tenon_array_to_dlpack_on, handle_, flags, stream, site, &tensor);
-    return tensor;
+    return detail::call_for<DLManagedTensorVersioned*>(tenon_array_to_dlpack_on, get(), flags, stream, site);
   }
   DLManagedTensor* to_dlpack_legacy(uint32_t flags = 0, const char* site = nullptr) const {
-    DLManagedTensor* tensor = nullptr;
-    call(tenon_array_to_dlpack_legacy, handle_, flags, site, &tensor);
-    return tensor;
+    return detail::call_for<DLManagedTensor*>(tenon_array_to_dlpack_legacy, get(), flags, site);
   }
   // Always consumes the tensor, also on failure. flags: TENON_READONLY.
   static Array from_dlpack(DLManagedTensorVersioned* tensor, uint32_t flags = 0) {
-    return made([&](auto out) { call(tenon_array_from_dlpack, tensor, flags, out); });
+    return made(tenon_array_from_dlpack, tensor, flags);
   }
   static Array from_dlpack(DLManagedTensor* tensor, uint32_t flags = 0) {
-    return made([&](auto out) { call(tenon_array_from_dlpack_legacy, tensor, flags, out); });
+    return made(tenon_array_from_dlpack_legacy, tensor, flags);
   }
 
  private:
   void wait(Access access, std::chrono::nanoseconds timeout) const {
-    call(tenon_array_wait, handle_, static_cast<int32_t>(access), detail::timeout_ns(timeout));
+    call(tenon_array_wait, get(), static_cast<int32_t>(access), detail::timeout_ns(timeout));
   }
-  template <class Make>
-  static Array made(Make&& make) {
-    Array array;
-    make(&array.handle_);
-    return array;
+  template <class... Arguments>
+  static Array made(Arguments... arguments) {
+    return steal(detail::call_for<tenon_array*>(arguments...));
   }
   static Array create(Shape shape, DType dtype, uint32_t flags, Device device) {
-    return made([&](auto out) {
-      call(tenon_array_create, dtype, shape.ndim(), shape.data(), tenon_device(device), flags, out);
-    });
+    return made(tenon_array_create, dtype, shape.ndim(), shape.data(), tenon_device(device), flags);
   }
   template <class T>
   static tenon_adoption describe_memory(T* data, Shape shape) noexcept {
-    tenon_adoption adoption{};
-    adoption.struct_size = sizeof adoption;
+    auto adoption = detail::sized<tenon_adoption>();
     adoption.flags = std::is_const_v<T> ? TENON_READONLY : 0;
     adoption.data = const_cast<std::remove_const_t<T>*>(data);
     adoption.device = {TENON_CPU, 0};
@@ -605,7 +587,7 @@ class Array {
     return adoption;
   }
 
-  tenon_array* handle_ = nullptr;
+  detail::Handle<tenon_array, tenon_array_retain, tenon_array_release> handle_;
 };
 
 // -------------------------------------------------------------------------------------- views
@@ -707,9 +689,8 @@ class View {
 };
 
 inline Memory Array::move_out(const char* site) const {
-  tenon_memory memory{};
-  memory.struct_size = sizeof memory;
-  call(tenon_array_move_out, handle_, site, &memory);
+  auto memory = detail::sized<tenon_memory>();
+  call(tenon_array_move_out, get(), site, &memory);
   return Memory(memory);
 }
 

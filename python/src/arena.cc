@@ -82,9 +82,7 @@ void add_arena(nb::module_& module) {
       .def(
           "array",
           [](const Arena& self, int32_t layout, int32_t field) {
-            tenon_array* array = nullptr;
-            call(tenon_arena_array, self.get(), layout, field, &array);
-            return Array::steal(array);
+            return Array::steal(detail::call_for<tenon_array*>(tenon_arena_array, self.get(), layout, field));
           },
           nb::arg("layout"), nb::arg("field"));
 }

@@ -169,8 +169,7 @@ PyObject* enter_in_python(PyObject* self, Callback how) {
 }
 
 void take_lease(WithBlock& block, const Array& array, const char* site) {
-  tenon_lease_options options{};
-  options.struct_size = sizeof options;
+  auto options = detail::sized<tenon_lease_options>();
   options.access = block.is_write ? TENON_WRITE : TENON_READ;
   if (block.is_overwrite) options.flags |= TENON_OVERWRITE;
   if (block.on_owner_died == ignore_name()) options.flags |= TENON_IGNORE_OWNER_DIED;

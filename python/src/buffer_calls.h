@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "python.h"

@@ -29,9 +29,7 @@ class HeldItem {
 
   Array array(int32_t field) const {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
-    tenon_array* array = nullptr;
-    call(tenon_item_array, item_, field, &array);
-    return Array::steal(array);
+    return Array::steal(detail::call_for<tenon_array*>(tenon_item_array, item_, field));
   }
   // The array of a field of a received item, the same each time.
   nb::object kept_array(int32_t field) {

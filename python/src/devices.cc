@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -75,8 +74,7 @@ class CudaInterface {
 NativeOp push_copy(const Array& source, const Array& destination, Text name, int32_t on_conflict) {
   const std::string op_name = name.get("name");
   check_cast(source.dtype(), destination.dtype());
-  tenon_copy_options options{};
-  options.struct_size = sizeof options;
+  auto options = detail::sized<tenon_copy_options>();
   options.on_conflict = on_conflict;
   options.name = op_name.c_str();
   options.site = current_site();
@@ -85,16 +83,10 @@ NativeOp push_copy(const Array& source, const Array& destination, Text name, int
     check_original({source.get(), TENON_READ, 0}, options.name);
     check_original({destination.get(), TENON_WRITE, TENON_OVERWRITE}, options.name);
   }
-  tenon_op* op = nullptr;
-  call(tenon_push_copy, source.get(), destination.get(), &options, &op);
-  return {op, nullptr};
+  return {detail::call_for<tenon_op*>(tenon_push_copy, source.get(), destination.get(), &options), nullptr};
 }
 
-int32_t device_count() {
-  int32_t count = 0;
-  call(tenon_device_count, TENON_CUDA, &count);
-  return count;
-}
+int32_t device_count() { return detail::call_for<int32_t>(tenon_device_count, TENON_CUDA); }
 
 // Memory of the host that is pinned where it lies, until release() or the end of the object.
 class Registration {
@@ -117,8 +109,7 @@ class Registration {
 };
 
 nb::dict device_statistics() {
-  tenon_device_statistics now{};
-  now.struct_size = sizeof now;
+  auto now = detail::sized<tenon_device_statistics>();
   tenon_device_statistics_get(&now);
   nb::dict result;
   result["device_nbytes"] = now.device_nbytes;
@@ -132,9 +123,7 @@ nb::dict device_statistics() {
 }  // namespace
 
 tenon_device device_from(nb::handle name) {
-  tenon_device device{};
-  call(tenon_device_from_name, text_from(name, "device").c_str(), &device);
-  return device;
+  return detail::call_for<tenon_device>(tenon_device_from_name, text_from(name, "device").c_str());
 }
 
 nb::object device_name(tenon_device device) {
@@ -158,17 +147,12 @@ int64_t stream_from(PyObject* stream) {
   return number;
 }
 
-int64_t own_stream(tenon_device device) {
-  int64_t stream = 0;
-  call(tenon_device_stream, device, &stream);
-  return stream;
-}
+int64_t own_stream(tenon_device device) { return detail::call_for<int64_t>(tenon_device_stream, device); }
 
 Array copied_on(const Array& source, DType dtype, tenon_device device) {
   const nb::gil_scoped_release released;
-  tenon_array* copy = nullptr;
-  call(tenon_array_copy_on, source.get(), static_cast<tenon_dtype>(dtype), device, &copy);
-  return Array::steal(copy);
+  return Array::steal(detail::call_for<tenon_array*>(tenon_array_copy_on, source.get(),
+                                                     static_cast<tenon_dtype>(dtype), device));
 }
 
 // The consumer orders its work behind the stream in the dict. It keeps the array itself, and no view is
@@ -213,8 +197,7 @@ Array import_cuda_array_interface(nb::handle object, const nb::object& dict) {
   const auto itemsize = (int64_t{dtype.bits()} * dtype.lanes() + 7) / 8;
   const Dims shape(interface.required("shape"), "'shape'");
   const auto [data, is_readonly] = interface.data();
-  tenon_adoption adoption{};
-  adoption.struct_size = sizeof adoption;
+  auto adoption = detail::sized<tenon_adoption>();
   adoption.flags = is_readonly ? TENON_READONLY : 0;
   if (dtype.bits() % 8 != 0) adoption.flags |= TENON_SUBBYTE_PADDED;
   adoption.data = data;

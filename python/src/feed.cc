@@ -156,10 +156,9 @@ Generator bind(const Function& function, const Schema& schema, const nb::dict& c
       constant.value = number_for(function, i, value);
     }
   }
-  tenon_generator bound{};
-  call(tenon_function_bind, function.get(), schema.get(), static_cast<int32_t>(described.size()),
-       described.data(), &bound);
-  return Generator(bound);
+  return Generator(detail::call_for<tenon_generator>(tenon_function_bind, function.get(), schema.get(),
+                                                     static_cast<int32_t>(described.size()),
+                                                     described.data()));
 }
 
 Generator generator_from(const nb::object& source, const NamedSchema& named, const nb::dict& constants,
@@ -280,8 +279,7 @@ class NativeFeed {
       call(tenon_feed_state_take, feed_->get(), &taken);
     }
     const std::unique_ptr<tenon_feed_state, ReleaseState> state(taken);
-    tenon_feed_place place{};
-    place.struct_size = sizeof place;
+    auto place = detail::sized<tenon_feed_place>();
     tenon_feed_state_describe(state.get(), &place);
     nb::list states;
     for (int32_t worker = 0; worker < place.workers; ++worker) {
@@ -293,8 +291,7 @@ class NativeFeed {
     return nb::make_tuple(place.epoch, place.place, place.worker, place.ignored_index != 0, states);
   }
   void resume(uint64_t epoch, uint64_t index, int32_t worker, const nb::list& states) {
-    tenon_feed_place place{};
-    place.struct_size = sizeof place;
+    auto place = detail::sized<tenon_feed_place>();
     place.workers = static_cast<int32_t>(states.size());
     place.epoch = epoch;
     place.place = index;
@@ -372,8 +369,7 @@ class NativeFeed {
   bool is_starved() const {
     const tenon_feed_statistics now = statistics();
     if (now.device_slots == 0) return now.slots_held == now.slots;
-    tenon_device_statistics devices{};
-    devices.struct_size = sizeof devices;
+    auto devices = detail::sized<tenon_device_statistics>();
     tenon_device_statistics_get(&devices);
     if (devices.submitted != 0) return false;
     return now.device_slots_held == now.device_slots || now.slots_held == now.slots;
@@ -499,8 +495,7 @@ nb::tuple memory_place(const NativeFeed& self) {
 }
 
 nb::dict worker_dict(const NativeFeed& self, int32_t worker) {
-  tenon_worker_statistics s{};
-  s.struct_size = sizeof s;
+  auto s = detail::sized<tenon_worker_statistics>();
   tenon_worker_statistics_get(self.feed().get(), worker, &s);
   nb::dict d;
   d["worker"] = s.worker;
@@ -514,8 +509,7 @@ nb::dict worker_dict(const NativeFeed& self, int32_t worker) {
 }
 
 nb::dict failure_dict(const NativeFeed& self) {
-  tenon_feed_failure f{};
-  f.struct_size = sizeof f;
+  auto f = detail::sized<tenon_feed_failure>();
   tenon_feed_failure_get(self.feed().get(), &f);
   nb::dict d;
   d["kind"] = f.kind == TENON_DIED         ? "died"

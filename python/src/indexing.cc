@@ -8,7 +8,6 @@
 
 #include "array_call.h"
 #include "assignment.h"
-#include "dims.h"
 #include "from_numpy.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"

@@ -56,8 +56,7 @@ struct CallOwner : owners::Node {
 };
 
 tenon_adoption adoption_of(void* data, DType dtype, const Dims& shape, bool is_readonly) {
-  tenon_adoption adoption{};
-  adoption.struct_size = sizeof adoption;
+  auto adoption = detail::sized<tenon_adoption>();
   adoption.flags = is_readonly ? TENON_READONLY : 0;
   adoption.data = data;
   adoption.device = {TENON_CPU, 0};
@@ -152,8 +151,7 @@ nb::object shared(nb::object data, nb::handle dtype) {
 }
 
 nb::dict statistics() {
-  tenon_statistics now{};
-  now.struct_size = sizeof now;
+  auto now = detail::sized<tenon_statistics>();
   tenon_statistics_get(&now);
   nb::dict result;
   result["storages"] = now.storages;

@@ -3,7 +3,6 @@
 // Native functions as the bodies of ops: a worker calls them without ever touching Python.
 #include <nanobind/stl/string.h>
 
-#include "elements.h"
 #include "fork_gate.h"
 #include "function.h"
 #include "ndarray.h"

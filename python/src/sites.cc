@@ -4,7 +4,6 @@
 #include <array>
 #include <string>
 #include <unordered_set>
-#include <utility>
 
 #include "frames.h"
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Timelines, as tenon/_tools/trace.py offers them.
-#include <string>
 
+#include "tenon/trace.hpp"
 #include "ndarray_parts.h"
 #include "python.h"
-#include "tenon/trace.hpp"
 
 namespace tenon::python {
 

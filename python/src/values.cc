@@ -2,7 +2,6 @@
 #include "values.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace tenon::python {
 namespace {

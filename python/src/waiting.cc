@@ -303,8 +303,7 @@ void raise_noted_interrupt() {
 void forget_other_visitors() noexcept { Visit::forget_others(entered && entered->visit.is_counted()); }
 
 void add_waiting(nb::module_& module) {
-  tenon_wait_hooks hooks{};
-  hooks.struct_size = sizeof hooks;
+  auto hooks = detail::sized<tenon_wait_hooks>();
   hooks.begin = begin_wait;
   hooks.poll = poll_wait;
   hooks.end = end_wait;

@@ -6,14 +6,11 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "dims.h"
 #include "feed_parts.h"
@@ -77,16 +74,13 @@ class NativeWorker {
   // Field i as an array on the slot, in the shape that it has now.
   nb::object array(int32_t i) const {
     const tenon_field field = schema_.schema[i];
-    tenon_adoption adoption{};
-    adoption.struct_size = sizeof adoption;
+    auto adoption = detail::sized<tenon_adoption>();
     adoption.data = request().fields[i];
     adoption.device = {TENON_CPU, 0};
     adoption.ndim = field.ndim;
     adoption.dtype = field.dtype;
     adoption.shape = request().shapes[i];
-    tenon_array* array = nullptr;
-    call(tenon_array_adopt, &adoption, &array);
-    return nb::steal(wrap(Array::steal(array)));
+    return nb::steal(wrap(Array::steal(detail::call_for<tenon_array*>(tenon_array_adopt, &adoption))));
   }
 
   void set_shape(int32_t i, const nb::object& shape) const {
@@ -249,8 +243,7 @@ void drop_hooks(void* context) noexcept {
 // A generator that owns the hooks. It has no fill function yet.
 tenon_generator with_hooks(Hooks hooks, bool has_state) {
   auto* const context = new Hooks(std::move(hooks));
-  tenon_generator generator{};
-  generator.struct_size = sizeof generator;
+  auto generator = detail::sized<tenon_generator>();
   generator.flags = has_state ? uint32_t{TENON_HAS_STATE} : 0;
   generator.context = context;
   generator.drop = drop_hooks;
