@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:  # a Protocol takes 2 ms to make
-    from types import TracebackType
     from typing import Protocol
 
     import numpy as np
@@ -18,23 +17,11 @@ if TYPE_CHECKING:  # a Protocol takes 2 ms to make
 
         def __enter__(self) -> np.ndarray[Any, Any]: ...
 
-        def __exit__(
-            self,
-            kind: type[BaseException] | None,
-            error: BaseException | None,
-            trace: TracebackType | None,
-            /,
-        ) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
 
         async def __aenter__(self) -> np.ndarray[Any, Any]: ...
 
-        async def __aexit__(
-            self,
-            kind: type[BaseException] | None,
-            error: BaseException | None,
-            trace: TracebackType | None,
-            /,
-        ) -> None: ...
+        async def __aexit__(self, *_: object) -> None: ...
 
 
 # What names an element type: a tenon.dtype, a name, a NumPy dtype or scalar type, a torch.dtype.

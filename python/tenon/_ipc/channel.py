@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from types import FrameType, TracebackType
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
@@ -115,27 +115,24 @@ class Channel(ChannelCalls):
 
     async def arecv(self) -> Received:
         """`recv` for asyncio. It waits without a thread. A cancelled task receives no item."""
+        item: Received = await self._taken(self.recv, "r")
+        return item
+
+    async def aloan(self) -> Loan:
+        """`loan` for asyncio: ``with await ch.aloan() as item``. A cancelled task takes no slot."""
+        item: Loan = await self._taken(self.loan, "w")
+        return item
+
+    async def _taken(self, take: Callable[..., Any], mode: Literal["r", "w"]) -> Any:
         import asyncio
 
         await asyncio.sleep(0)  # other tasks run, and can cancel this one, even if each item is ready
         while True:
             try:
-                return self.recv(timeout=0)
+                return take(timeout=0)
             except TimeoutError:
                 pass
-            await self._news("r")
-
-    async def aloan(self) -> Loan:
-        """`loan` for asyncio: ``with await ch.aloan() as item``. A cancelled task takes no slot."""
-        import asyncio
-
-        await asyncio.sleep(0)  # other tasks run, and can cancel this one, even if each slot is ready
-        while True:
-            try:
-                return self.loan(timeout=0)
-            except TimeoutError:
-                pass
-            await self._news("w")
+            await self._news(mode)
 
     def fileno(self, mode: Literal["r", "w"] = "r") -> int:
         """A file descriptor for `select`, `selectors` and event loops. It is readable while `recv`, or with
@@ -168,9 +165,7 @@ class Channel(ChannelCalls):
         try:
             await future
         finally:
-            if (
-                self._waiting.get((loop, fd)) is waiting
-            ):  # it was cancelled before the descriptor was readable
+            if self._waiting.get((loop, fd)) is waiting:  # cancelled before the descriptor was readable
                 waiting.remove(future)
                 if not waiting:
                     loop.remove_reader(fd)
@@ -287,9 +282,7 @@ class Loan(Fields, NativeItem):
     def __enter__(self) -> Loan:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         frame = sys._getframe(1)
         if error is None and not self._check and self._send_if_lone(frame):
             return

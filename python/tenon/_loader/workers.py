@@ -16,6 +16,7 @@ import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind as Kind
 
 from .._array.creation import empty
+from .._data.forms import itself
 from .._errors import traceback_text
 from . import packing
 from .generators import global_generators, set_generators, states_of
@@ -146,7 +147,7 @@ class Loop:
             self._begin = self._mark_of(lambda: {"begins": True, "dataset": state_of(task.dataset)})
         kind = Kind.Iterable if task.is_iterable else Kind.Map
         self._fetcher: Any = Kind.create_fetcher(
-            kind, task.dataset, task.auto_collation, _not_collated, task.drop_last
+            kind, task.dataset, task.auto_collation, itself, task.drop_last
         )
         if goes_on:
             restore_fetcher(self._fetcher, mark)
@@ -191,10 +192,6 @@ class Loop:
             return FAILURE + pickle.dumps((type(error), text))
         except Exception:
             return FAILURE + pickle.dumps((RuntimeError, text))
-
-
-def _not_collated(samples: Any) -> Any:
-    return samples
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from types import TracebackType
 
 from .. import _core
 from .._errors import log
@@ -79,9 +78,7 @@ class trace:
     def __enter__(self) -> trace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
         try:
             self.stop()
         except (OSError, MemoryError) as failure:

@@ -26,7 +26,6 @@ import statistics
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 __all__ = ["CopyMeter", "payloads_written", "why_unavailable"]
 
@@ -177,9 +176,7 @@ class CopyMeter:
     def __enter__(self) -> CopyMeter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
