@@ -176,21 +176,15 @@ template <>
 struct DTypeOf<bool> {
   static constexpr tenon_dtype value{TENON_BOOL, 8, 1};
 };
-template <>
-struct DTypeOf<float> {
-  static constexpr tenon_dtype value{TENON_FLOAT, 32, 1};
+template <class T>
+  requires std::is_same_v<T, float> || std::is_same_v<T, double>
+struct DTypeOf<T> {
+  static constexpr tenon_dtype value{TENON_FLOAT, 8 * sizeof(T), 1};
 };
-template <>
-struct DTypeOf<double> {
-  static constexpr tenon_dtype value{TENON_FLOAT, 64, 1};
-};
-template <>
-struct DTypeOf<std::complex<float>> {
-  static constexpr tenon_dtype value{TENON_COMPLEX, 64, 1};
-};
-template <>
-struct DTypeOf<std::complex<double>> {
-  static constexpr tenon_dtype value{TENON_COMPLEX, 128, 1};
+template <class T>
+  requires std::is_same_v<T, float> || std::is_same_v<T, double>
+struct DTypeOf<std::complex<T>> {
+  static constexpr tenon_dtype value{TENON_COMPLEX, 8 * sizeof(std::complex<T>), 1};
 };
 
 class DType {

@@ -115,23 +115,17 @@ Status Event::note(Status status) noexcept {
   return status;
 }
 
-Status Event::query() noexcept {
+Status Event::ask(Status (Driver::*question)(EventHandle) noexcept) noexcept {
   // pairs with: Event::note, "a moment of a stream has come"
   const Status known = result_.load(std::memory_order_acquire);
   if (known != kUnknown) return known;
   Status status = kOk;
   const Device::Current current(device_, &status);
-  return note(status != kOk ? status : device_.driver().query(handle_));
+  return note(status != kOk ? status : (device_.driver().*question)(handle_));
 }
 
-Status Event::synchronise() noexcept {
-  // pairs with: Event::note, "a moment of a stream has come"
-  const Status known = result_.load(std::memory_order_acquire);
-  if (known != kUnknown) return known;
-  Status status = kOk;
-  const Device::Current current(device_, &status);
-  return note(status != kOk ? status : device_.driver().synchronise(handle_));
-}
+Status Event::query() noexcept { return ask(&Driver::query); }
+Status Event::synchronise() noexcept { return ask(&Driver::synchronise); }
 
 void Event::release() noexcept {
   if (!refs_.decrement()) return;

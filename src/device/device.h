@@ -62,6 +62,7 @@ class Event {
       : device_(device), handle_(handle), stream_(stream) {}
   ~Event() = default;
   Status note(Status status) noexcept;
+  Status ask(Status (Driver::*question)(EventHandle) noexcept) noexcept;
 
   static constexpr Status kUnknown = -1;  // no code of a driver is negative
 
