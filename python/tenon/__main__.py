@@ -14,6 +14,8 @@ import os
 import sys
 from typing import Any
 
+from tenon import TenonError, _core
+
 CONFIG_OPTIONS = {
     "--cflags": "the compiler's options for tenon/tenon.h",
     "--libs": "the linker's options for libtenon, with its run path",
@@ -27,35 +29,16 @@ CONFIG_OPTIONS = {
 
 
 class _Version(argparse.Action):
-    """Prints the version and ends the program."""
+    """Prints the version and ends the program. argparse's own action ignores a full disk."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        import tenon
-
-        print(f"tenon {tenon.__version__}")
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        print(f"tenon {_core.__version__}")
         parser.exit()
 
 
-def _prefix() -> str:
-    """The folder with include/ and lib/: the folder of the extension, also if the package is elsewhere."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("tenon._core")
-    if spec is None or spec.origin is None:
-        raise SystemExit("tenon config: the extension tenon._core is not installed; reinstall tenon-arrays")
-    return os.path.dirname(os.path.realpath(spec.origin))
-
-
 def _config(arguments: argparse.Namespace) -> int:
-    import tenon
-
-    prefix = _prefix()
+    # The folder of the extension, also if the package is elsewhere.
+    prefix = os.path.dirname(os.path.realpath(_core.__file__))
     include, lib = f"{prefix}/include", f"{prefix}/lib"
     cmake, pkgconfig = f"{lib}/cmake/tenon", f"{lib}/pkgconfig"
     answers = {  # option: what it prints, and a file that must be there
@@ -74,7 +57,7 @@ def _config(arguments: argparse.Namespace) -> int:
                 return 1
             print(answer)
     if arguments.version:
-        print(tenon.__version__)
+        print(_core.__version__)
     return 0
 
 
@@ -100,8 +83,6 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _ls(arguments: argparse.Namespace) -> int:
     import time
 
-    from tenon import TenonError
-
     before = _look(arguments)
     if arguments.watch is None:
         return 0
@@ -123,7 +104,6 @@ def _look(
     import json
     import time
 
-    from tenon import _core
     from tenon._tools import observers as _observers
     from tenon._tools import terminal as _terminal
 
@@ -138,8 +118,6 @@ def _look(
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from tenon import _core
-
     text = _core.collect_shared()
     if not arguments.json:
         import json
