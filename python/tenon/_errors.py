@@ -192,10 +192,14 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
     numbers = set(map(id, views))
     # Arrays over the views, each in a list, and how often the errors refer to it.
     held: dict[int, tuple[list[Any], int]] = {}
+    parts: dict[int, Any] = {}  # tuples and dictionaries, each once: several errors may have the same
     for link in links:
         if isinstance(link, AttributeError) and _stands_on(link.obj, numbers):
             link.obj = None
-        values = [*link.args, *link.__dict__.values()]
+        for part in (_args_of(link), _dict_of(link)):
+            parts[id(part)] = part
+    for part in parts.values():
+        values = list(part.values() if type(part) is dict else part)
         while values:
             holder = [values.pop()]
             if _stands_on(holder[0], numbers):
@@ -212,6 +216,11 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
         is_alone = _core.references(views) <= counts[id(views[-1])]
         _core.empty_view(views[-1], is_alone, function)
         views.pop()
+
+
+# Also if the class of an error overrides them.
+_args_of = BaseException.__dict__["args"].__get__
+_dict_of = BaseException.__dict__["__dict__"].__get__
 
 
 def _stands_on(value: Any, numbers: set[int]) -> bool:

@@ -199,6 +199,56 @@ def test_an_error_that_carries_a_part_of_a_view_keeps_its_memory_while_a_memoryv
     assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
 
 
+class HasProperties(Exception):
+    def __init__(self, w):
+        self.w = w
+
+    @property
+    def args(self):
+        return self.w, self.w
+
+
+def with_the_arguments_of_its_cause(w):
+    error, cause = KeyError(), ValueError("failed", w)
+    error.args = cause.args
+    raise error from cause
+
+
+def with_the_attributes_of_its_cause(w):
+    error, cause = KeyError(), ValueError("failed")
+    cause.w = w
+    error.__dict__ = cause.__dict__
+    raise error from cause
+
+
+def with_a_property(w):
+    raise HasProperties(w)
+
+
+SHARING = [with_the_arguments_of_its_cause, with_the_attributes_of_its_cause, with_a_property]
+
+
+@pytest.mark.parametrize("fail", SHARING, ids=lambda fail: fail.__name__)
+def test_a_reference_that_errors_show_twice_counts_once(fail):
+    shown = []
+
+    def run(v):
+        v[:] = 7
+        w = v[4:]
+        shown.append(memoryview(w))
+        fail(w)
+
+    a = tn.zeros(N, "u1")
+    op = tn.push(run, tn.write(a))
+    with contextlib.suppress(tn.OpError):
+        op.wait()
+    assert op.exception() is not None and holds(a) == ["view"]
+    del op
+    others = reuse(a)
+    del a
+    assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
+
+
 def test_a_body_that_keeps_one_reference_to_its_view_is_told():
     kept = []
     with pytest.raises(tn.OpError, match="lives on after it"):
