@@ -41,8 +41,8 @@ def test_ops_on_one_array_run_in_the_order_of_their_push():
         v[0] += 1
 
     for i in range(50):
-        tn.push(append, tn.write(a), i)
-    tn.waitall()
+        op = tn.push(append, tn.write(a), i)
+    op.wait()
     assert seen == [(i, i) for i in range(50)]
 
 

@@ -110,6 +110,8 @@ def ended(shape=(4,), mode="write"):
 @pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize("use", ERRORS.values(), ids=ERRORS)
 def test_a_late_use_is_an_error(use, mode):
+    if use is ERRORS["bool"] and np.lib.NumpyVersion(np.__version__) < "2.2.0":
+        pytest.skip("an empty array is False in earlier versions of NumPy")
     v = ended(mode=mode)
     with pytest.raises(Exception, match=r"."):
         use(v)
@@ -180,7 +182,9 @@ def test_arrays_of_a_body_end_with_it():
     def body(x):
         kept.append(x)
 
-    assert tn.push(body, tn.ones(3)).exception() is not None  # it may keep nothing
+    tn.push(body, tn.ones(3))
+    with pytest.raises(ExceptionGroup):  # it may keep nothing
+        tn.waitall()
     assert kept[0].size == 0
     line = body.__code__.co_firstlineno
     with pytest.raises(TypeError, match=f"ended with its block at .*test_late_use.py:{line}"):

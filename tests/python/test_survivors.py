@@ -446,6 +446,8 @@ CASES = [(name, mode) for name in VIEWS for mode in ("read", "write")[name in OF
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_view_that_outlives_its_block_holds_the_memory_and_is_no_error(name, mode, shared):
+    if (name, mode) == ("dlpack", "read") and np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("NumPy 2.0 exports no read-only array by DLPack")
     a, take = array(shared), VIEWS[name]
 
     def work():
