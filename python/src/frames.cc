@@ -310,6 +310,7 @@ FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
   if (names.is_function) {
     names_ = nb::borrow(names.tuple);
     certainty_ = names.certainty;
+    instruction_ = position.instruction;
   }
   if (get_globals != nullptr) spaces_[0] = owned(get_globals(as_frame(frame_)));
   if (!names_.is_valid()) {
@@ -330,6 +331,12 @@ std::vector<FrameVariables> frames_of_all_threads() {
   const nb::object tops = nb::module_::import_("sys").attr("_current_frames")();
   for (nb::handle top : nb::object(tops.attr("values")())) add_frames_from(nb::borrow(top), frames);
   return frames;
+}
+
+bool FrameVariables::is_where_it_was() const noexcept {
+  const Position position = Position::of(frame_);
+  const nb::object code = nb::steal(position.code);
+  return position.instruction == instruction_;
 }
 
 PyObject* FrameVariables::at(Py_ssize_t i) const noexcept { return variable_at(frame_, code_, names_, i); }

@@ -58,9 +58,11 @@ class FrameVariables {
   template <class Visit>
   void visit(Visit&& visit) const {
     const Py_ssize_t n = names_.is_valid() ? PyTuple_Size(names_.ptr()) : 0;
+    const bool has_moved =
+        !certainty_.empty() && !is_where_it_was();  // since the constructor, in another thread
     for (Py_ssize_t i = 0; i < n; ++i) {
       if (PyObject* const value = at(i))
-        visit(value, certainty_.empty() ? kCertain : certainty_[static_cast<size_t>(i)]);
+        visit(value, has_moved ? kLent : certainty_.empty() ? kCertain : certainty_[static_cast<size_t>(i)]);
     }
   }
   // Calls visit(dict) for the dictionaries in which the code looks for names.
@@ -73,11 +75,13 @@ class FrameVariables {
 
  private:
   PyObject* at(Py_ssize_t i) const noexcept;
+  bool is_where_it_was() const noexcept;
 
   nb::object frame_;
   nb::object code_;
   nb::object names_;  // of a function's variables, a tuple; else null
   std::string certainty_;
+  int instruction_ = 0;
   nb::object spaces_[2];  // of the module, and of the code itself where it has one
 };
 

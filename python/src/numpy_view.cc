@@ -296,6 +296,17 @@ void empty_view(nb::handle view, bool is_alone, nb::handle function) {
   empty_numpy_view(view, is_alone, function.is_none() ? current_site() : site_of_function(function));
 }
 
+// The count and the release are one step: no other thread can make a view of the array between them.
+bool empty_if_alone(const nb::list& holder, Py_ssize_t n, nb::handle function) {
+  PyObject* const array = PyList_GetItem(holder.ptr(), PyList_Size(holder.ptr()) - 1);
+  if (array == nullptr) nb::raise_python_error();
+  if (!is_numpy_array(array)) raise(PyExc_TypeError, "empty_if_alone() takes a list of a NumPy array");
+  const char* const site = function.is_none() ? current_site() : site_of_function(function);
+  if (references_to(array) - 1 > n) return false;
+  empty_numpy_view(array, true, site);
+  return true;
+}
+
 // views: a view and its root. Returns whether it has ended the view; then the list is empty.
 bool end_if_lone(const nb::list& views, nb::handle frame) {
   PyObject* const view = PyList_GetItem(views.ptr(), 0);
@@ -337,6 +348,11 @@ void add_numpy_view(nb::module_& module) {
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
              "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"
              "in which it was valid, or of the function.");
+  module.def("empty_if_alone", empty_if_alone, nb::arg("holder"), nb::arg("n"),
+             nb::arg("function") = nb::none(),
+             nb::sig("def empty_if_alone(holder: list[Any], n: int, function: object = None) -> bool"),
+             "As empty_view() of the last array of a list, and releases the memory, if at most n\n"
+             "references to it exist besides that of the list. Else it does nothing and returns False.");
   module.def(
       "rooted_pair", [](const Array& array) { return rooted_pair(array, current_site()); }, nb::arg("array"),
       nb::sig("def rooted_pair(array: NDArray) -> list[Any]"),

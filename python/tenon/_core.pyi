@@ -828,6 +828,12 @@ def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
     in which it was valid, or of the function.
     """
 
+def empty_if_alone(holder: list[Any], n: int, function: object = None) -> _bool:
+    """
+    As empty_view() of the last array of a list, and releases the memory, if at most n
+    references to it exist besides that of the list. Else it does nothing and returns False.
+    """
+
 def rooted_pair(array: NDArray) -> list[Any]:
     """
     A new NumPy array over the memory, and its root: arrays that are made from it have this base, too.

@@ -208,13 +208,13 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
     holder = []
     counts = {key: held.pop(key, ([], 0))[1] for key in numbers}
     while held:
-        _, (holder, n) = held.popitem()
-        is_alone = _core.references(holder) <= n
-        _core.empty_view(holder[0], is_alone, function)
+        holder, n = held.popitem()[1]
+        _core.empty_view(holder[0], False, function)  # first: another thread may look at it before the count
+        _core.empty_if_alone(holder, n, function)
         holder = []
     while views:
-        is_alone = _core.references(views) <= counts[id(views[-1])]
-        _core.empty_view(views[-1], is_alone, function)
+        _core.empty_view(views[-1], False, function)
+        _core.empty_if_alone(views, counts[id(views[-1])], function)
         views.pop()
 
 

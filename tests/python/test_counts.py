@@ -256,6 +256,24 @@ def test_a_reference_that_errors_show_twice_counts_once(fail):
     assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
 
 
+def test_what_another_thread_makes_of_a_view_behind_the_count_shows_no_memory(monkeypatch):
+    shown, kept = [], []
+    count = _core.has_only_names
+
+    def and_look(*arguments):
+        is_complete = count(*arguments)
+        with contextlib.suppress(ValueError):  # NumPy has no buffer for the dtype of an ended view
+            shown.append(memoryview(kept[0]))
+        return is_complete
+
+    a = tn.zeros(N, "u1")
+    stack = contextlib.ExitStack()
+    kept.append(stack.enter_context(a.write()))
+    monkeypatch.setattr(_core, "has_only_names", and_look)
+    stack.close()
+    assert sum(m.nbytes for m in shown) == 0 or holds(a) == ["view"]
+
+
 def test_a_body_that_keeps_one_reference_to_its_view_is_told():
     kept = []
     with pytest.raises(tn.OpError, match="lives on after it"):

@@ -175,14 +175,13 @@ def _end_views(
     arrays = _variables_over(roots, frame)
     if views:
         n = arrays.pop(id(views[0]), ([], 0))[1]
+        _core.empty_view(views[0], False)  # first: another thread may run between the count and the release
         is_alone = _core.references(views) <= n or _core.has_only_names(views, trace, is_thorough, frame)
-        _core.empty_view(views[0], is_alone)
         if is_alone:
+            _core.empty_view(views[0], True)
             views.clear()
     while arrays:
-        _, (holder, n) = arrays.popitem()
-        if _core.references(holder) <= n:
-            _core.empty_view(holder[0], True)
+        _core.empty_if_alone(*arrays.popitem()[1])
     return _core.references(roots) == 0
 
 
