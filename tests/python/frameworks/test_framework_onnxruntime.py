@@ -35,10 +35,13 @@ def test_values_over_arrays(dtype):
 
 
 def test_booleans_travel_as_bytes():
-    """ONNX Runtime writes uint8 into its DLPack structs for bool, and refuses the code of bool."""
+    """ONNX Runtime before 1.32 has uint8 for bool in its DLPack structs, and refuses the code of bool."""
     a = tn.array([True, False, True])
-    with pytest.raises(RuntimeError, match="Unsupported"):
-        ort.OrtValue.from_dlpack(a)
+    if tuple(map(int, ort.__version__.split(".")[:2])) < (1, 32):
+        with pytest.raises(RuntimeError, match="Unsupported"):
+            ort.OrtValue.from_dlpack(a)
+    else:
+        assert ort.OrtValue.from_dlpack(a).data_ptr() == a.data_ptr
     value = ort.OrtValue.from_dlpack(a.view("uint8"))
     assert value.data_ptr() == a.data_ptr
     back = tn.from_dlpack(ort.OrtValue.ortvalue_from_numpy(np.array([True, False])))
