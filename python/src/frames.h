@@ -50,7 +50,7 @@ class FrameVariables {
   // Throws nb::python_error.
   explicit FrameVariables(nb::object frame);
 
-  bool is_of(PyObject* frame) const noexcept { return frame_.ptr() == frame; }
+  PyObject* frame() const noexcept { return frame_.ptr(); }
   void suppose_lent() noexcept { std::ranges::fill(certainty_, kLent); }
 
   // Calls visit(object, certainty) for what a function's variables refer to; of variables that closures

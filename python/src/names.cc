@@ -115,10 +115,16 @@ class NameCount {
   // The variables of a function that runs.
   void look_at(const FrameVariables& frame, PyObject* block_frame) {
     const bool is_strict = counting() == Counting::kStrict;
+    // A frame has a tuple of the values that code has replaced through f_locals. What runs may use them yet.
+    if (counting() != Counting::kOwned) {
+      visit_parts(frame.frame(), [this](PyObject* part) {
+        if (Py_IS_TYPE(part, &PyTuple_Type)) seen_.insert(part);
+      });
+    }
     frame.visit([&](PyObject* value, char certainty) {
       if (value == object_) {
         is_lent_ |= certainty == kLent;
-        found_ += !is_strict || (certainty == kCertain && frame.is_of(block_frame)) ? 1 : 0;
+        found_ += !is_strict || (certainty == kCertain && frame.frame() == block_frame) ? 1 : 0;
       } else {
         variables_.push_back(value);
       }

@@ -168,6 +168,29 @@ def under_a_tracer(stack, v):
 ENDS = [value for name, value in list(globals().items()) if name.startswith(("in_", "by_", "under_"))]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="f_locals is a copy")
+def test_a_value_that_is_replaced_in_a_frame_keeps_its_memory_while_an_instruction_has_it():
+    seen = []
+
+    class Right:
+        __array_ufunc__ = None
+
+        def __radd__(self, left):
+            del left
+            sys._getframe(1).f_locals["v"] = None
+            stack.close()
+            seen.append(holds(a))
+            return 0
+
+    a, stack, right = tn.zeros(N, "u1"), contextlib.ExitStack(), Right()
+
+    def add():
+        v = stack.enter_context(a.write())
+        return v + right
+
+    assert add() == 0 and seen == [["view"]]
+
+
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 def test_a_view_keeps_its_memory_while_a_memoryview_shows_it_wherever_its_block_ends(end):
     def run():
