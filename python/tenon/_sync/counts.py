@@ -9,12 +9,14 @@ instruction that runs.
 
 from __future__ import annotations
 
+import bisect
 import dis
+import functools
 import inspect
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _core
 from .._errors import log
@@ -26,21 +28,50 @@ _SINKS = ("STORE_", "POP_", "DELETE_")  # they take values from the stack, and p
 _BY_NAME = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR")
 
 
+class _Step(NamedTuple):
+    """One instruction of a code object."""
+
+    offset: int  # in bytes
+    begins_block: bool
+    name: str  # of the operation
+    argument: int
+    effect: int  # on the depth of the evaluation stack, where it does not jump
+    names: tuple[str, ...]  # that it loads
+    is_local: bool  # they are local variables
+
+
+@functools.lru_cache(maxsize=16)
+def _steps(code: CodeType) -> list[_Step]:
+    found = []
+    begins_block = True
+    for one in dis.get_instructions(code):
+        name, effect = one.opname, dis.stack_effect(one.opcode, one.arg, jump=False)
+        is_by_name = name.startswith(_BY_NAME)
+        is_local = one.opcode in dis.haslocal and not is_by_name
+        names: tuple[str, ...] = ()
+        if is_by_name or (is_local and effect > 0):
+            names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        elif is_local and effect == 0 and isinstance(one.argval, tuple):
+            names = one.argval[1:]  # it stores to the first one
+        begins_block |= one.is_jump_target
+        found.append(_Step(one.offset, begins_block, name, one.arg or 0, effect, names, is_local))
+        begins_block = one.opcode in _JUMPS or name.startswith(_ENDS)
+    return found
+
+
 def _operands(code: CodeType, instruction: int) -> tuple[set[str], set[str]]:
     """The local variables that may lie on the evaluation stack while the instruction runs, and the other
     names that may. What a call returns may be its argument, so a name stays until a value is stored or
     dropped. ``instruction``: an offset in bytes, in the instruction or in its cache."""
+    steps = _steps(code)
+    end = begin = bisect.bisect_right(steps, instruction, key=lambda step: step.offset)
+    while begin > 0 and (begin == end or not steps[begin].begins_block):
+        begin -= 1
     lowest: dict[tuple[bool, str], int] = {}  # of each name on the stack: the depth that it may have
     before: set[tuple[bool, str]] = set()
     depth = 0
-    is_new_block = True
-    for step in dis.get_instructions(code):
-        if step.offset > instruction:
-            break
-        if is_new_block or step.is_jump_target:
-            lowest.clear()
-            depth = 0
-        name, effect = step.opname, dis.stack_effect(step.opcode, step.arg, jump=False)
+    for step in steps[begin:end]:
+        name, effect = step.name, step.effect
         if name == "YIELD_VALUE":  # the value has left the stack
             lowest = {key: low for key, low in lowest.items() if low < depth}
         before = set(lowest)
@@ -49,16 +80,10 @@ def _operands(code: CodeType, instruction: int) -> tuple[set[str], set[str]]:
             lowest = {key: low for key, low in lowest.items() if low <= depth}
         else:
             # SWAP and COPY move what is among the upper values of the stack.
-            top = depth - (step.arg or 0) if name in ("SWAP", "COPY") else depth
+            top = depth - step.argument if name in ("SWAP", "COPY") else depth
             lowest = {key: min(low, depth) if low <= top else min(top, depth) for key, low in lowest.items()}
-        is_local = step.opcode in dis.haslocal and not name.startswith(_BY_NAME)
-        if (is_local and effect > 0) or name.startswith(_BY_NAME):
-            names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-        else:
-            names = step.argval[1:] if is_local and effect == 0 and isinstance(step.argval, tuple) else ()
-        for pushed in names:
-            lowest.setdefault((is_local, pushed), depth - max(effect, len(names)) + 1)
-        is_new_block = step.opcode in _JUMPS or name.startswith(_ENDS)
+        for pushed in step.names:
+            lowest.setdefault((step.is_local, pushed), depth - max(effect, len(step.names)) + 1)
     return {name for is_local, name in before if is_local}, {
         name for is_local, name in before if not is_local
     }
@@ -70,17 +95,23 @@ def _parameters(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[:n]
 
 
+@functools.lru_cache(maxsize=256)
+def _changes_none(code: CodeType, parameters: frozenset[str]) -> bool:
+    """Whether the code stores to none of the parameters, and deletes none."""
+    return not any(
+        step.opname.startswith(("STORE_FAST", "DELETE_FAST"))
+        and not parameters.isdisjoint(step.argval if isinstance(step.argval, tuple) else (step.argval,))
+        for step in dis.get_instructions(code)
+    )
+
+
 def certainty_of(code: CodeType, instruction: int, names: tuple[str, ...]) -> str:
     """What is known of the reference of each of the variables to its value while a frame executes the
     instruction: a letter for each (python/src/frames.h). A variable may have got its value from a parameter
     that was lent to the function, also if that has another value now."""
     lent = _operands(code, instruction)[0]
     parameters = set(_parameters(code))
-    is_certain = not any(
-        step.opname.startswith(("STORE_FAST", "DELETE_FAST"))
-        and not parameters.isdisjoint(step.argval if isinstance(step.argval, tuple) else (step.argval,))
-        for step in dis.get_instructions(code)
-    )
+    is_certain = _changes_none(code, frozenset(parameters))
     return "".join(
         "l" if name in lent else "c" if is_certain and name not in parameters else "u" for name in names
     )
