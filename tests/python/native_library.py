@@ -8,9 +8,11 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+import threading
 
 SOURCES = pathlib.Path(__file__).parent.parent / "native"
 PATH_VARIABLE = "TENON_TEST_GENERATORS"  # the library of generators.c, for child processes
+compiling = threading.RLock()  # functools.cache calls the function in each thread that finds no value
 
 
 @functools.cache
@@ -20,12 +22,17 @@ def folder():
     return pathlib.Path(made)
 
 
-@functools.cache
 def compiled(source, *options, name=None, links=()):
     """The path of a shared library made from a C or C++ file.
 
     name: of the library, by default the file's. links: libraries that it needs.
     """
+    with compiling:
+        return compiled_once(source, *options, name=name, links=links)
+
+
+@functools.cache
+def compiled_once(source, *options, name, links):
     source = pathlib.Path(source)
     compiler = os.environ.get("CC", "cc") if source.suffix == ".c" else os.environ.get("CXX", "c++")
     library = folder() / (f"{source.stem}.so" if name is None else f"lib{name}.so")
