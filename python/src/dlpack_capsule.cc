@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dlpack_capsule.h"
 
+#include "elements.h"
 #include "owners.h"
 
 namespace tenon::python {
@@ -40,6 +41,11 @@ nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor des
 }
 
 nb::object legacy_capsule(tenon_array* array, uint32_t flags, const char* site, int64_t stream) {
+  if (has_negative_stride(*tenon_array_describe(array))) {
+    raise(PyExc_BufferError,
+          "an array with negative strides is not exported in the legacy DLPack struct, because MXNet and "
+          "PyTorch do not have them: pass a.copy(), or ask for version 1.0 or later (max_version=(1, 0))");
+  }
   DLManagedTensor* tensor = nullptr;
   call(tenon_array_to_dlpack_legacy_on, array, flags, stream, site, &tensor);
   nb::object capsule = capsule_of(tensor, kLegacyName, free_legacy);

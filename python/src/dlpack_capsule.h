@@ -16,7 +16,8 @@ inline constexpr const char* kUsedVersionedName = "used_dltensor_versioned";
 inline constexpr const char* kUsedLegacyName = "used_dltensor";
 
 // A capsule with a reference of its own to the array. flags: TENON_EXPORT_*. site: as that of a view. A
-// capsule that is not consumed gives the tensor back.
+// capsule that is not consumed gives the tensor back. A legacy capsule has no negative strides (BufferError):
+// MXNet has none, and PyTorch ends the process.
 // stream: of the consumer, for memory on a device (devices.h); otherwise it has no effect.
 nb::object versioned_capsule(tenon_array* array, uint32_t flags, const char* site,
                              int64_t stream = TENON_STREAM_NONE);

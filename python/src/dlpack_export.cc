@@ -26,13 +26,26 @@ bool wants_host(PyObject* wanted, tenon_device own) {
         device_name(own).ptr(), static_cast<long long>(device.first), static_cast<long long>(device.second));
 }
 
-// PyTorch throws a C++ exception through its importer at a negative stride, which ends the process.
-void refuse_to_torch() {
+// A function of PyTorch calls __dlpack__. Not seen: a capsule that the program makes and passes to PyTorch.
+bool is_asked_by_torch() {
   const nb::object frame = innermost_frame();
-  if (!frame.is_valid()) return;
+  if (!frame.is_valid()) return false;
   const nb::object module = frame.attr("f_globals").attr("get")("__name__", "");
-  if (nb::cast<std::string>(nb::str(module)).starts_with("torch."))
-    raise(PyExc_BufferError, "PyTorch has no negative strides: pass a.copy()");
+  return nb::cast<std::string>(nb::str(module)).starts_with("torch.");
+}
+
+// PyTorch ignores READ_ONLY, so it gets a copy of a read-only array, as a.torch() gives it. At a negative
+// stride it throws a C++ exception through its importer, which ends the process. Returns whether to copy.
+bool heed_torch(const tenon_array_desc& array, bool may_copy) {
+  const bool is_readonly = (array.flags & TENON_READONLY) != 0;
+  if (!(is_readonly || has_negative_stride(array)) || !is_asked_by_torch()) return false;
+  if (!is_readonly) raise(PyExc_BufferError, "PyTorch has no negative strides: pass a.copy()");
+  if (!may_copy) {
+    raise(PyExc_BufferError,
+          "copy=False was asked for, but the array is read-only, and PyTorch has no read-only tensors: "
+          "leave out copy=, or call a.torch(trust=True), which promises that the tensor is not written to");
+  }
+  return true;
 }
 
 PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
@@ -43,14 +56,14 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
   if (is_given(stream) && (to_host || !has_streams(device)))
     raise(PyExc_ValueError, "stream is %R: memory of the CPU has no streams, pass None", stream);
   const bool is_versioned = is_given(max_version) && pair_from(max_version, "max_version").first >= 1;
-  const bool may_copy = !is_given(copy) || flag_from(copy, "copy", ", or None");
+  const std::optional<bool> wanted =
+      copy != nullptr ? flag_or_none_from(copy, "copy", PyExc_ValueError) : std::nullopt;  // as NumPy
+  const bool may_copy = wanted.value_or(true);
   if (to_host && !may_copy) {
     raise(PyExc_BufferError, "the array is on '%S': without a copy it cannot be exported to the CPU",
           device_name(device).ptr());
   }
-  const bool is_copy = to_host || (is_given(copy) && may_copy);
-  if (!is_copy && has_negative_stride(desc_of(self))) [[unlikely]]
-    refuse_to_torch();
+  const bool is_copy = to_host || wanted.value_or(false) || heed_torch(desc_of(self), may_copy);
   // Without a stream, the consumer of managed memory is the host.
   const bool is_ordered = !to_host && (is_on_device(device) || (is_given(stream) && has_streams(device)));
   const int64_t order = is_ordered ? stream_from(stream) : TENON_STREAM_NONE;
@@ -99,7 +112,12 @@ void add_dlpack_methods(Parts& parts) {
               "A DLPack capsule of the memory, for another library's from_dlpack.\n\n"
               "Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot "
               "say that an\n"
-              "array is read-only: for such an array that is a BufferError, unless ``copy=True``.\n\n"
+              "array is read-only: for such an array that is a BufferError, unless ``copy=True``. So it is "
+              "for "
+              "an array\n"
+              "with negative strides, which consumers of that struct do not have. PyTorch gets a copy of a "
+              "read-only array,\n"
+              "because it ignores the flag of the versioned struct, too.\n\n"
               "For memory on a device and managed memory, ``stream`` is the consumer's: work on it that "
               "follows runs\n"
               "after what was submitted to the array before. None (on a device) and 1: the legacy default "
@@ -108,7 +126,7 @@ void add_dlpack_methods(Parts& parts) {
               "Raises\n------\n"
               "BufferError\n    The array cannot be exported as asked.\nValueError\n    ``stream`` is 0, or "
               "is "
-              "given for memory of the host.\n"),
+              "given for memory of the host; ``copy`` is not None and no bool.\n"),
           fast_method<dlpack_device>(
               "__dlpack_device__",
               "__dlpack_device__($self)\n--\n\n"
@@ -117,11 +135,13 @@ void add_dlpack_methods(Parts& parts) {
           fast_method<to_dlpack_for_read>(
               "to_dlpack_for_read",
               "to_dlpack_for_read($self)\n--\n\n"
-              "A legacy DLPack capsule for a consumer that only reads, by the caller's promise.\n"),
+              "A legacy DLPack capsule for a consumer that only reads, by the caller's promise.\n\n"
+              "Raises\n------\nBufferError\n    The array has negative strides.\n"),
           fast_method<to_dlpack_for_write>("to_dlpack_for_write",
                                            "to_dlpack_for_write($self)\n--\n\n"
                                            "A legacy DLPack capsule for a consumer that may write.\n\n"
-                                           "Raises\n------\nBufferError\n    The array is read-only.\n"),
+                                           "Raises\n------\nBufferError\n    The array is read-only, or has "
+                                           "negative strides.\n"),
       });
 }
 

@@ -80,8 +80,11 @@ bool is_always_writable(nb::handle object) {
         "your own, or leave out writable=");
 }
 
+// The destructor of a consumed capsule has nothing to do. It may be a function in Python, which would replace
+// the error of an import that fails.
 void consume(nb::handle capsule, const char* used_name) {
   check_python(PyCapsule_SetName(capsule.ptr(), used_name));
+  check_python(PyCapsule_SetDestructor(capsule.ptr(), nullptr));
 }
 
 Array import_versioned(DLManagedTensorVersioned* tensor, bool may_copy) {
@@ -283,7 +286,8 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
   const auto [x, device, copy, writable] = parameters.parse(arguments, n, keywords);
   const bool has_device = device != nullptr && device != Py_None;
   const tenon_device wanted_device = has_device ? device_from(device) : tenon_device{TENON_CPU, 0};
-  const std::optional<bool> wanted = copy != nullptr ? flag_or_none_from(copy, "copy") : std::nullopt;
+  const std::optional<bool> wanted =
+      copy != nullptr ? flag_or_none_from(copy, "copy", PyExc_ValueError) : std::nullopt;  // as NumPy
   const bool may_copy = wanted.value_or(true);
   const std::optional<bool> is_writable =
       writable != nullptr ? flag_or_none_from(writable, "writable") : std::nullopt;

@@ -132,6 +132,14 @@ nb::object torch_module() {
   return module != nullptr ? nb::steal(module) : nb::module_::import_("torch");
 }
 
+// PyTorch's current stream on a device, as DLPack numbers streams.
+int64_t stream_of_torch(tenon_device device) {
+  constexpr int64_t kLegacyDefault = 1;
+  const nb::object stream = torch_module().attr("cuda").attr("current_stream")(device.id);
+  const auto handle = nb::cast<int64_t>(stream.attr("cuda_stream"));
+  return handle != 0 ? handle : kLegacyDefault;
+}
+
 // exchange: of torch.Tensor. find_site: gives the line that the view is noted with.
 template <class FindSite>
 nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, FindSite find_site) {
@@ -139,10 +147,14 @@ nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, Fi
     raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
   }
   const Array array = self.is_readonly() && !trust ? copied(self) : self;
-  if (is_on_device(array)) {  // PyTorch calls __dlpack__ with its current stream
-    return torch_module().attr("from_dlpack")(nb::cast(array));
-  }
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
+  if (is_on_device(array)) {
+    // PyTorch calls __dlpack__ with its current stream. That would copy a read-only array.
+    if (!array.is_readonly()) return torch_module().attr("from_dlpack")(nb::cast(array));
+    const nb::object capsule =
+        versioned_capsule(array.get(), flags, current_site(), stream_of_torch(array.desc().device));
+    return torch_module().attr("from_dlpack")(capsule);
+  }
   if (exchange.table == nullptr || !is_dtype_of_torch(array.dtype())) {
     return torch_module().attr("from_dlpack")(versioned_capsule(array.get(), flags, current_site()));
   }

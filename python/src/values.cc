@@ -96,19 +96,19 @@ int64_t nanoseconds_from(nb::handle seconds, const char* name, const char* or_no
   return static_cast<int64_t>(std::min(given * 1e9, 9e18));
 }
 
-bool flag_from(nb::handle value, const char* name, const char* or_none) {
+bool flag_from(nb::handle value, const char* name, const char* or_none, PyObject* error) {
   if (value.ptr() == Py_True || value.ptr() == Py_False) return value.ptr() == Py_True;
   if (!is_numpy_bool(value)) {
-    raise(PyExc_TypeError, "%s is %R: it must be True or False%s", name, value.ptr(), or_none);
+    raise(error, "%s is %R: it must be True or False%s", name, value.ptr(), or_none);
   }
   const int truth = PyObject_IsTrue(value.ptr());
   check_python(truth);
   return truth != 0;
 }
 
-std::optional<bool> flag_or_none_from(nb::handle value, const char* name) {
+std::optional<bool> flag_or_none_from(nb::handle value, const char* name, PyObject* error) {
   if (value.is_none()) return std::nullopt;
-  return flag_from(value, name, ", or None");
+  return flag_from(value, name, ", or None", error);
 }
 
 std::string text_from(nb::handle value, const char* name) {

@@ -25,9 +25,10 @@ void* pointer_from(nb::handle value, const char* name);
 int64_t nanoseconds_from(nb::handle seconds, const char* name, const char* or_none = "");
 
 // True or False, also NumPy's. Throws TypeError.
-bool flag_from(nb::handle value, const char* name, const char* or_none = "");
+bool flag_from(nb::handle value, const char* name, const char* or_none = "",
+               PyObject* error = PyExc_TypeError);
 // nullopt for None.
-std::optional<bool> flag_or_none_from(nb::handle value, const char* name);
+std::optional<bool> flag_or_none_from(nb::handle value, const char* name, PyObject* error = PyExc_TypeError);
 
 // Without a zero byte. Throws TypeError, ValueError.
 std::string text_from(nb::handle value, const char* name);

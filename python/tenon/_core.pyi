@@ -368,7 +368,9 @@ class NDArray:
         A DLPack capsule of the memory, for another library's from_dlpack.
 
         Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot say that an
-        array is read-only: for such an array that is a BufferError, unless ``copy=True``.
+        array is read-only: for such an array that is a BufferError, unless ``copy=True``. So it is for an array
+        with negative strides, which consumers of that struct do not have. PyTorch gets a copy of a read-only array,
+        because it ignores the flag of the versioned struct, too.
 
         For memory on a device and managed memory, ``stream`` is the consumer's: work on it that follows runs
         after what was submitted to the array before. None (on a device) and 1: the legacy default stream; 2: that
@@ -379,7 +381,7 @@ class NDArray:
         BufferError
             The array cannot be exported as asked.
         ValueError
-            ``stream`` is 0, or is given for memory of the host.
+            ``stream`` is 0, or is given for memory of the host; ``copy`` is not None and no bool.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -390,6 +392,11 @@ class NDArray:
     def to_dlpack_for_read(self) -> CapsuleType:
         """
         A legacy DLPack capsule for a consumer that only reads, by the caller's promise.
+
+        Raises
+        ------
+        BufferError
+            The array has negative strides.
         """
 
     def to_dlpack_for_write(self) -> CapsuleType:
@@ -399,7 +406,7 @@ class NDArray:
         Raises
         ------
         BufferError
-            The array is read-only.
+            The array is read-only, or has negative strides.
         """
 
     def read(self, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None) -> Block:
@@ -1055,8 +1062,9 @@ def from_numpy(
     Returns
     -------
     NDArray
-        Shares x's memory and keeps ``x`` alive. When the memory is an NDArray's in the first place (``np.asarray(a)``,
-        ``a.numpy()``), another handle on that: nothing is lent.
+        Shares x's memory and keeps ``x`` alive. If ``x`` lies on a memory map or on the ``buf`` of a SharedMemory,
+        closing that raises BufferError meanwhile. When the memory is an NDArray's in the first place
+        (``np.asarray(a)``, ``a.numpy()``), another handle on that: nothing is lent.
 
     Raises
     ------
@@ -1064,7 +1072,7 @@ def from_numpy(
         ``x`` is no NumPy array, or its dtype is one that arrays cannot have: objects, text, structures, times,
         byte-swapped numbers. The message says what to do.
     ValueError
-        ``x`` lies unaligned in memory, or cannot be moved.
+        ``x`` lies unaligned in memory, or cannot be moved, or lies on memory that was closed.
     """
 
 def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:

@@ -2,6 +2,7 @@
 """DLPack through the package's own door: capsules, keywords, the table on the type, consumption once."""
 
 import ctypes
+import inspect
 import re
 import weakref
 
@@ -71,6 +72,19 @@ def test_the_verbs_of_mxnet_are_functions_too():
     assert a[0].item() == 5
     with pytest.raises(BufferError, match="read-only"):
         tn.to_dlpack_for_write(a.readonly())
+
+
+def test_a_legacy_capsule_has_no_negative_strides():
+    a = tn.array(np.arange(6.0).reshape(2, 3))[:, ::-1]
+    exports = [a.__dlpack__, a.to_dlpack_for_read, a.to_dlpack_for_write, a.readonly().to_dlpack_for_read]
+    exports += [lambda: a.__dlpack__(max_version=(0, 8)), lambda: tn.to_dlpack_for_read(a)]
+    for export in exports:
+        with pytest.raises(BufferError, match=r"negative strides .*pass a\.copy\(\)"):
+            export()
+    assert a.leases() == []
+    assert tn.from_dlpack(a.__dlpack__(copy=True)).tolist() == a.tolist()
+    assert tn.from_dlpack(a.__dlpack__(max_version=(1, 0))).strides == a.strides
+    assert tn.from_dlpack(a[:, :1].to_dlpack_for_read()).shape == (2, 1)
 
 
 def test_a_legacy_capsule_is_writable_on_request():
@@ -146,6 +160,14 @@ def test_a_copy_against_the_will_of_the_consumer_is_an_error():
     assert tn.from_dlpack(exporter).writable
 
 
+@pytest.mark.parametrize("copy", [1, "yes", np.array([1, 2, 3])], ids=repr)
+def test_a_copy_argument_that_is_no_bool_is_a_value_error(copy):
+    a = tn.zeros(3)
+    for call in (lambda: a.__dlpack__(copy=copy), lambda: tn.from_dlpack(a, copy=copy)):
+        with pytest.raises(ValueError, match=r"copy is .*: it must be True or False, or None"):
+            call()
+
+
 def test_version_moves_while_an_export_lives():
     a = tn.zeros(3)
     capsule = a.__dlpack__(max_version=(1, 0))
@@ -168,6 +190,22 @@ def test_negative_strides_are_refused_where_pytorch_would_end_the_process(torch)
             import_it(a[::-1])
     assert torch.from_dlpack(a[::-1].copy()).tolist() == a[::-1].tolist()
     assert np.from_dlpack(a[::-1]).tolist() == a[::-1].tolist()
+
+
+def test_pytorch_gets_a_copy_of_a_readonly_array(torch):
+    a = tn.array([1.0, 2.0])
+    fixed = a.readonly()
+    has_copy = "copy" in inspect.signature(torch.from_dlpack).parameters
+    for take in (torch.from_dlpack, torch.utils.dlpack.from_dlpack, torch.as_tensor):
+        take(fixed)[0] = 9
+        take(fixed[::-1])[0] = 9
+        assert a.tolist() == [1, 2]
+    for options in [{"copy": False}, {"copy": False, "device": "cpu"}] if has_copy else []:
+        with pytest.raises(BufferError, match=r"a\.torch\(trust=True\)"):
+            torch.from_dlpack(fixed, **options)
+        assert torch.from_dlpack(a, **options).data_ptr() == a.data_ptr
+    assert fixed.torch(trust=True).data_ptr() == torch.from_dlpack(a).data_ptr() == a.data_ptr
+    assert np.from_dlpack(fixed).ctypes.data == a.data_ptr
 
 
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "float4_e2m1fn"])

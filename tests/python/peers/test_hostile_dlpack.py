@@ -330,6 +330,16 @@ def test_capsules_dropped_unconsumed_by_a_failing_import_are_freed_by_their_owne
         dl.Taken(ctypes.addressof(tensor.managed), True).release()
 
 
+def test_the_destructor_of_a_consumed_capsule_cannot_replace_the_error_of_the_import():
+    """A destructor in Python runs when the call drops its argument, while the error is set."""
+    calls = []
+    destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(calls.append)
+    for fail in (tn.from_dlpack, lambda capsule: tn.from_dlpack(dl.Wrapped(capsule))):
+        with pytest.raises(REFUSALS, match="7"):
+            fail(dl.Tensor(dtype=(dl.INT, 7, 1)).capsule(destructor))
+    assert calls == []
+
+
 def test_numbers_in_messages_are_those_that_were_wrong():
     for arguments, words in (
         ({"shape": (2, -3)}, ("-3",)),
