@@ -42,16 +42,17 @@ constexpr const char* kDocumentation =
     "    cleared for good.\n\n"
     "Returns\n-------\n"
     "NDArray\n"
-    "    Shares x's memory and keeps ``x`` alive. When the memory is an NDArray's in the first place "
-    "(``np.asarray(a)``,\n"
-    "    ``a.numpy()``), another handle on that: nothing is lent.\n\n"
+    "    Shares x's memory and keeps ``x`` alive. If ``x`` lies on a memory map or on the ``buf`` of a "
+    "SharedMemory,\n"
+    "    closing that raises BufferError meanwhile. When the memory is an NDArray's in the first place\n"
+    "    (``np.asarray(a)``, ``a.numpy()``), another handle on that: nothing is lent.\n\n"
     "Raises\n------\n"
     "TypeError\n"
     "    ``x`` is no NumPy array, or its dtype is one that arrays cannot have: objects, text, structures, "
     "times,\n"
     "    byte-swapped numbers. The message says what to do.\n"
     "ValueError\n"
-    "    ``x`` lies unaligned in memory, or cannot be moved.\n";
+    "    ``x`` lies unaligned in memory, or cannot be moved, or lies on memory that was closed.\n";
 
 [[noreturn]] void refuse_unaligned(PyArrayObject* x) {
   raise(PyExc_ValueError,

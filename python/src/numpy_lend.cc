@@ -11,6 +11,30 @@
 namespace tenon::python {
 namespace {
 
+// Keeps an exporter of memory from taking it back, as a memory map or SharedMemory does when it is closed: it
+// raises BufferError then. An array that NumPy makes with np.ndarray(buffer=) has no buffer of its own.
+class HeldBuffer {
+ public:
+  explicit HeldBuffer(PyObject* exporter) {
+    check_python(PyObject_GetBuffer(exporter, &buffer_, PyBUF_FULL_RO));
+  }
+  HeldBuffer(const HeldBuffer&) = delete;
+  HeldBuffer& operator=(const HeldBuffer&) = delete;
+  ~HeldBuffer() { PyBuffer_Release(&buffer_); }
+
+ private:
+  Py_buffer buffer_;
+};
+
+// Null: the memory below x belongs to an array, or to an object that never takes it back. Fails as the
+// exporter does, for example if it has taken the memory back already.
+std::unique_ptr<HeldBuffer> hold_exporter_of(PyObject* x) {
+  PyObject* const exporter = root_of(x).exporter;
+  if (exporter == nullptr || PyType_GetSlot(Py_TYPE(exporter), Py_bf_releasebuffer) == nullptr)
+    return nullptr;
+  return std::make_unique<HeldBuffer>(exporter);
+}
+
 struct Lend : owners::Node {
   Lend(void (*finish_function)(Node*), Writers who_writes, const Lending& how) noexcept
       : Node(finish_function), site(how.site), by(how.by), writers(who_writes) {}
@@ -23,12 +47,22 @@ struct Lend : owners::Node {
 // the one reference that Tenon has to it.
 struct Lender : Lend {
   Lender(PyObject* x, Writers who_writes, const Lending& how);
-  bool is_over = false;  // the first lend
+  bool is_over = false;     // the first lend
+  bool has_buffer = false;  // it is a BufferLender
   PyObject* array;
   Lender* next_in_bucket = nullptr;
   struct FurtherLend* further = nullptr;  // the latest of them
   uint32_t n_lends = 1;
   uint32_t n_cleared;  // lends for which the flag is cleared
+};
+
+// A lender whose array lies on the memory of an exporter.
+struct BufferLender : Lender {
+  BufferLender(PyObject* x, Writers who_writes, const Lending& how, std::unique_ptr<HeldBuffer> held)
+      : Lender(x, who_writes, how), buffer(std::move(held)) {
+    has_buffer = true;
+  }
+  std::unique_ptr<HeldBuffer> buffer;
 };
 
 // Another lend of the same array, in the list of its lender.
@@ -121,7 +155,7 @@ void end_lend(Lender* lender, Writers writers) {
   if (--lender->n_lends != 0) return;
   table.erase(lender);
   PyObject* const array = lender->array;
-  delete lender;
+  lender->has_buffer ? delete static_cast<BufferLender*>(lender) : delete lender;
   Py_DECREF(array);
 }
 
@@ -241,7 +275,9 @@ PyObject* lent_base_of(PyObject* x) noexcept {
     if (is_cleared && first->n_cleared++ == 0) ++n_cleared_lenders;
   } else {
     table.make_room();
-    auto* const lender = new Lender(x, writers, how);
+    std::unique_ptr<HeldBuffer> held = hold_exporter_of(x);
+    Lender* const lender =
+        held != nullptr ? new BufferLender(x, writers, how, std::move(held)) : new Lender(x, writers, how);
     table.insert(lender);
     if (is_cleared) ++n_cleared_lenders;
     node.reset(lender);

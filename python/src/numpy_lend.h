@@ -40,8 +40,8 @@ enum class Writers : uint8_t {
   kNone,      // the array was read-only before
 };
 
-// Keeps x alive; clears its flag if only the borrower writes, and finish gives it back. Requires: x is a
-// NumPy array; unless nothing writes, it is writable or is_lent(x).
+// Keeps x and its memory; clears its flag if only the borrower writes, and finish gives it back. Requires: x
+// is a NumPy array; unless nothing writes, it is writable or is_lent(x). Fails if what x lies on was closed.
 OwnedNode lend(PyObject* x, Writers writers, const Lending& how);
 
 // The node was made by one of these, for from_numpy().

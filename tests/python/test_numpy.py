@@ -3,9 +3,11 @@
 
 import contextlib
 import io
+import mmap
 import sys
 import threading
 import weakref
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
@@ -111,6 +113,44 @@ def test_move_refuses_arrays_that_others_have():
         pass_through(x, mode="move")
     with pytest.raises(ValueError, match="is a view"):
         pass_through(view, mode="move")
+
+
+def frozen(x):
+    x.flags.writeable = False
+    return x
+
+
+IMPORTS = {
+    "readonly": tn.from_numpy,
+    "writable": lambda x: tn.from_numpy(x, mode="writable"),
+    "a view": lambda x: tn.from_numpy(x[::2]),
+    "read-only": lambda x: tn.from_numpy(frozen(x)),
+    "from_dlpack": tn.from_dlpack,
+    "asarray": tn.asarray,
+    "twice": lambda x: [tn.from_numpy(x), tn.from_numpy(x)][1],
+}
+
+
+@pytest.mark.parametrize("way", IMPORTS)
+@pytest.mark.parametrize("kind", ["SharedMemory", "mmap"])
+def test_memory_on_loan_cannot_be_closed(kind, way):
+    """NumPy keeps no buffer of what np.ndarray(buffer=) lies on."""
+    if kind == "mmap":
+        memory = buffer = mmap.mmap(-1, mmap.PAGESIZE)
+    else:
+        memory = SharedMemory(create=True, size=64)
+        buffer = memory.buf
+        memory.unlink()
+    x = np.ndarray(8, "f8", buffer=buffer)
+    x[...] = 3
+    a = IMPORTS[way](x)
+    with pytest.raises(BufferError):
+        memory.close()
+    assert a.tolist() == [3] * a.size
+    del a
+    memory.close()
+    with pytest.raises(ValueError, match=r"closed|released"):
+        tn.from_numpy(x)
 
 
 def test_readonly_input_gives_a_readonly_array():
