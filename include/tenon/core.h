@@ -472,7 +472,8 @@ typedef struct tenon_wait_hooks {
    * thread of the library. */
   void (*report)(const char* text);
   /* In a wait for open views, after 50 ms and every 5 s: closes the views that are not referenced any more.
-   * Not 0: no other thread could close the rest, so the wait fails with DEADLOCK. */
+   * Not 0: no other thread of the language could close the rest, so the wait fails with DEADLOCK, unless all
+   * of them are exports of DLPack, whose deleters may run on any thread. */
   int32_t (*is_alone)(void* token);
   /* Around bodies with TENON_NEEDS_LOCK, in threads of the engine: acquires the lock and returns a token, and
    * releases it. NULL: the lock cannot be acquired any more, and the body does not begin. \since 0.6 */

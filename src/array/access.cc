@@ -168,6 +168,7 @@ void HostView::open_on(device::Device& device, device::Stream stream, const Arra
                        const char* site) {
   view_.device = &device;
   view_.stream = stream;
+  view_.is_exported = true;
   open(array.storage(), array.extent(), access, site, false, &array);
 }
 

@@ -47,8 +47,8 @@ class HostView {
   // under a lease of the caller for reading, it becomes a view for reading. Fails with kLeaseConflict,
   // kDeadlock, kInterrupted, kOp.
   void open(const Array& array, Access access, const char* site, bool may_weaken = false);
-  // The same for memory on a device that will be used on a stream. It does not wait for what was submitted
-  // before: see add_events_in().
+  // The same for another library, which will use the memory on a stream of a device. It does not wait for
+  // what was submitted before: see add_events_in().
   // stream: may be null.
   void open_on(device::Device& device, device::Stream stream, const Array& array, Access access,
                const char* site);

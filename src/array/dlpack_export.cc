@@ -33,6 +33,7 @@ struct Export {
   View view;
 
   Export(Array& source, uint32_t flags, const char* site) : tensor{}, array(Ref<Array>::share(&source)) {
+    view.is_exported = true;
     open_view_of(source, view, (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite, site);
     tensor.dl_tensor = describe(source);
     tensor.manager_ctx = this;

@@ -202,6 +202,8 @@ class Sight {
     describe(wanted, view_);
     view_.site = site;
   }
+  // Before it is opened: another library has it.
+  void give_away() { view_.is_exported = true; }
   // Waits for work that was pushed before; false: refused.
   bool open(Conflict* conflict, int64_t timeout_ns = -1) {
     is_open_ = open_view(view_, false, Deadline(timeout_ns), conflict);

@@ -215,6 +215,14 @@ class Queue : public QueueBase {
   }
   // An overlapping view for writing, of the host or under a part; or null.
   const View* first_writer(const Extent& extent) const noexcept;
+  // Calls visit for each view for which this part must wait although no other part is in its way.
+  template <class Visit>
+  void visit_views_in_the_way(const RequestPart& part, Visit visit) const {
+    if (!part.waits_for_host) return visit_bound_views(part, visit);
+    for (View* v = views_; v != nullptr; v = v->next) {
+      if (in_conflict(v->access, v->extent, part.access, part.extent)) visit(*v);
+    }
+  }
   // True if a view covers extent and allows access. The view must be bound to the actor; for the host it may
   // also be one that is not bound.
   bool is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;

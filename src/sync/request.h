@@ -95,6 +95,9 @@ struct View {
   Home* home = nullptr;
   Extent extent;
   Access access = Access::kRead;
+  // Another library has the memory, and may close the view on a thread that is not known here. So no wait for
+  // it is certain to be endless.
+  bool is_exported = false;
   // It is in no list: this process was forked, and does not have its thread. Set while there is one thread.
   bool is_lost = false;
   const char* site = nullptr;  // "train.py:12"; lives as long as the view; may be null

@@ -96,11 +96,11 @@ bool WaitGraph::is_deadlock(const WaitNode& node, Holder* holder, bool* is_throu
   }
 }
 
-bool WaitGraph::is_behind_host(const WaitNode& node, Holder* holder) noexcept {
+bool WaitGraph::is_behind_host(const WaitNode& node, bool is_certain, Holder* holder) noexcept {
   if (!Queue::may_wait_for_views()) return false;
   const std::scoped_lock lock(lock_);
   try {
-    return finds_host(node, holder);
+    return finds_host(node, is_certain, holder);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -150,6 +150,7 @@ class WaitGraph::Walk {
 
   std::optional<Holder> own_lease;  // or bound view, of the node at which the walk started
   std::optional<Holder> host_view;  // for which a visited part waits
+  std::optional<Holder> kept_view;  // the same, which no other library has
   bool is_through_views = false;    // it went over a bound view
 
  private:
@@ -182,13 +183,17 @@ class WaitGraph::Walk {
           visit(*e);
         }
       }
-      if (const View* const view = part.queue->view_in_the_way(part)) host_view = Holder::of(*view);
+      part.queue->visit_views_in_the_way(part, [this](const View& view) {
+        if (!host_view) host_view = Holder::of(view);
+        if (!kept_view && !view.is_exported) kept_view = Holder::of(view);
+      });
       part.queue->visit_bound_views(part, [this](const View& view) { visit(view); });
     }
   }
 
   // Requires the lock of the queue of the view.
   void visit(const View& bound) {
+    if (bound.is_exported) return;
     is_through_views = true;
     if (is_from(bound.actor)) {
       own_lease = Holder::of(bound);
@@ -250,8 +255,8 @@ bool WaitGraph::has_cycle(const WaitNode& node, Holder* holder, bool* is_through
   return is_found;
 }
 
-bool WaitGraph::finds_host(const WaitNode& node, Holder* holder) {
-  return Walk(node, *this).meets(&Walk::host_view, holder);
+bool WaitGraph::finds_host(const WaitNode& node, bool is_certain, Holder* holder) {
+  return Walk(node, *this).meets(is_certain ? &Walk::kept_view : &Walk::host_view, holder);
 }
 
 namespace {
@@ -326,8 +331,8 @@ bool CycleSleep::is_kept_by_views(Holder* holder) noexcept {
       waited < kBoundViewNs ? kBoundViewNs : std::min(next_report_ns(waited), waited + kMostBetweenLooksNs);
   WaitGraph& graph = WaitGraph::instance();
   const auto is_alone = wait_hooks().is_alone;
-  if (is_alone != nullptr && graph.is_behind_host(node_, nullptr) && is_alone(waiter_.token()) != 0 &&
-      graph.is_behind_host(node_, holder)) {
+  if (is_alone != nullptr && graph.is_behind_host(node_, false, nullptr) && is_alone(waiter_.token()) != 0 &&
+      graph.is_behind_host(node_, true, holder)) {
     return true;
   }
   if (waited >= kBoundViewNs) report_kept_views(node_);

@@ -58,9 +58,9 @@ class WaitGraph {
   // refers. Does not walk if the thread holds nothing, because each of hundreds of threads that wait for one
   // array would visit all others.
   bool is_deadlock(const WaitNode& node, Holder* holder, bool* is_through_views = nullptr) noexcept;
-  // True if this waiter waits, directly or through others, for the end of a view: holder. Does not walk if no
-  // request waits for views.
-  bool is_behind_host(const WaitNode& node, Holder* holder) noexcept;
+  // True if this waiter waits, directly or through others, for the end of a view: holder. is_certain: only
+  // views that no other library has. Does not walk if no request waits for views.
+  bool is_behind_host(const WaitNode& node, bool is_certain, Holder* holder) noexcept;
 
   void lock_for_fork() noexcept { lock_.lock(); }
   void unlock_after_fork() noexcept { lock_.unlock(); }
@@ -71,7 +71,7 @@ class WaitGraph {
   class Walk;
   WaitGraph() = default;
   bool has_cycle(const WaitNode& node, Holder* holder, bool* is_through_views);
-  bool finds_host(const WaitNode& node, Holder* holder);
+  bool finds_host(const WaitNode& node, bool is_certain, Holder* holder);
 
   // A hash table of the waiters. The key of a sleeping thread is the thread; that of a suspended task is the
   // thread and the task.

@@ -468,6 +468,44 @@ TEST_F(BehindAView, WhoIsNotAloneWaitsForOthersToCloseTheView) {
   other.join();
 }
 
+TEST_F(BehindAView, NoWaitForAnExportIsCertainToBeEndless) {
+  is_alone = true;
+  Sight exported(read(a));
+  exported.give_away();
+  ASSERT_TRUE(exported.open(nullptr));
+  Conflict conflict;
+  EXPECT_FALSE(behind->wait(Deadline(kWatchdogNs), &conflict)) << "the other view is in the way";
+  EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
+  EXPECT_STREQ(conflict.holder.site, "train.py:12");
+  view.close();
+  const int before = asked_alone;
+  std::thread other([&] {
+    while (asked_alone == before) std::this_thread::yield();
+    exported.close();
+  });
+  wait(behind);
+  other.join();
+}
+
+TEST_F(BehindAView, NoWaitForAnExportThatContinuesALeaseIsCertainToBeEndless) {
+  view.close();
+  wait(behind);
+  Conflict conflict;
+  CellLease lease(write(a));
+  ASSERT_TRUE(lease.acquire(&conflict));
+  const Ref<Op> op = push({write(a)}, [] {});
+  Sight exported(read(a));
+  exported.give_away();
+  ASSERT_TRUE(exported.open(nullptr));
+  lease.release();
+  std::thread other([&] {
+    while (asked_alone == 0) std::this_thread::yield();
+    exported.close();
+  });
+  wait(op);
+  other.join();
+}
+
 TEST_F(BehindAView, AWaitBehindSomethingElseDoesNotAskWhetherItIsAlone) {
   view.close();
   wait(behind);

@@ -24,7 +24,7 @@ class Wait(enum.Enum):
 
     OWN = "a lease of the thread itself"
     HOST = "views of ordinary code"
-    NOBODY = "a lease that belongs to nobody here"
+    NOBODY = "a lease that belongs to nobody here, or an export"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +134,11 @@ class View:
     is_write: bool
     holder: Entry | None = None  # the lease under which it was taken; None: ordinary code's
     is_bound: bool = False  # it continues a lease of this thread that has ended
+    is_export: bool = False  # another library may drop it at any time
+
+    @property
+    def waits(self):
+        return Wait.NOBODY if self.is_export else Wait.OWN if self.is_bound else Wait.HOST
 
     def conflicts(self, entry):
         return (self.is_write or entry.is_write) and overlap(self.extent, entry.extent)
@@ -249,7 +254,7 @@ class Model:
     def waits_of_entry(self, entry, place, known):
         """Whom it would wait for there, directly or behind others."""
         queue = entry.memory.queue
-        found = {Wait.OWN if view.is_bound else Wait.HOST for view in self.views_in_the_way(entry)}
+        found = {view.waits for view in self.views_in_the_way(entry)}
         for i, other in enumerate(queue):
             if not entry.conflicts(other) or (i >= place and not other.is_granted):
                 continue

@@ -2,8 +2,12 @@
 """The rules of libraries that are not at hand here, as consumers and producers of ctypes: nanobind's
 constraints, CuPy's and MLX's treatment of capsules, warp's and ONNX Runtime's NULL strides."""
 
+import os
+import signal
+
 import foreign_dlpack as dl
 import live
+import native
 import numpy as np
 import pytest
 
@@ -271,3 +275,31 @@ def test_padded_elements_say_so():
     taken.release()
     assert packed.nbytes == 3
     assert a.nbytes == 6
+
+
+@pytest.mark.parametrize("is_under_lease", [False, True])
+@pytest.mark.parametrize("export", ["__dlpack__", "to_dlpack_for_read"])
+def test_a_wait_for_an_export_is_never_certain_to_be_endless(
+    in_a_process_with_one_thread, export, is_under_lease
+):
+    """A thread that Python does not know drops it, after the waiter has looked whether it is alone."""
+    library = native.load()
+
+    def wait():
+        a = tn.zeros(4)
+        (wake, waker), (_, done) = os.pipe(), os.pipe()
+        lease = a.lease("w") if is_under_lease else None
+        if lease:
+            op = tn.push(tn.fill, tn.overwrite(a), 5)
+        taken = dl.take(getattr(a, export)())
+        library.call_when_woken(taken._deleter, taken.address, wake, done)
+        if lease:
+            lease.release()  # the export continues it
+        else:
+            op = tn.push(tn.fill, tn.overwrite(a), 5, on_conflict="wait")
+        signal.signal(signal.SIGALRM, lambda *_: os.write(waker, b"w"))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        op.wait()
+        assert a.tolist() == [5] * 4
+
+    in_a_process_with_one_thread(wait)
