@@ -53,6 +53,8 @@ class Item {
   // a lease or an op uses one of its arrays) and OP (an op failed to write one): it cannot be sent any more.
   // Fails with TIMEOUT and INTERRUPTED: it may be called again.
   void send() { call(tenon_item_send, handle_.get()); }
+  // Gives a received item back. Fails as tenon_item_put_back.
+  void put_back() { call(tenon_item_put_back, handle_.get()); }
 
  private:
   detail::Handle<tenon_item, tenon_item_retain, tenon_item_release> handle_;
@@ -99,6 +101,9 @@ class Channel {
   int descriptor(Access access = Access::kRead) const {
     return detail::call_for<int32_t>(tenon_channel_fd, get(), static_cast<int32_t>(access));
   }
+  // Consumers are told of the death of this process, as tenon_channel_join says.
+  void join() const { call(tenon_channel_join, get()); }
+  void leave() const noexcept { tenon_channel_leave(get()); }  // until it is used again
   void close() const noexcept { tenon_channel_close(get()); }
   tenon_channel_statistics statistics() const noexcept {
     auto now = detail::sized<tenon_channel_statistics>();

@@ -197,12 +197,12 @@ typedef struct tenon_item tenon_item;
 
 enum tenon_channel_kind {
   TENON_CHANNEL_QUEUE = 0,     /* each item goes to one consumer, which may write to it */
-  TENON_CHANNEL_BROADCAST = 1, /* each item goes to all consumers */
+  TENON_CHANNEL_BROADCAST = 1, /* each item goes to all consumers: to each opening that receives */
   TENON_CHANNEL_LATEST = 2     /* receivers get the newest item; producers never wait for them */
 };
 enum tenon_when_full {
   TENON_WHEN_FULL_WAIT = 0,        /* a broadcast without consumers drops its oldest item instead */
-  TENON_WHEN_FULL_DROP_OLDEST = 1, /* the oldest item that no consumer has received */
+  TENON_WHEN_FULL_DROP_OLDEST = 1, /* the oldest item that no process holds; consumers may miss it */
   TENON_WHEN_FULL_RAISE = 2,       /* LEASE_CONFLICT; a broadcast without consumers: as WAIT */
   TENON_WHEN_FULL_KEEP = 3         /* wait, also for a consumer of a broadcast without consumers */
 };
@@ -237,20 +237,26 @@ TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t 
  * has inherited views of the only free slots). */
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
-/* Sends a loan. Later views, leases and ops of its arrays fail with LEASE_CONFLICT. Fails with VALUE (the
- * item is not a loan of this process, or was sent, maybe by another thread), CLOSED (the channel was closed
- * here), LEASE_ESCAPED (a view of one of its arrays is open, or a lease or an op uses one) and OP (an op
- * failed to write one): the loan cannot be sent any more. Fails with TIMEOUT (another process was stopped
- * while it changed the channel) and INTERRUPTED: it may be called again. Release the item in any case, after
- * the call. */
+/* Sends a loan. The bytes of fields of which no array was made become 0. Later views, leases and ops of its
+ * arrays fail with LEASE_CONFLICT. Fails with VALUE (the item is not a loan of this process, was sent, or is
+ * being sent by another thread), CLOSED (the channel was closed here), LEASE_ESCAPED (a view of one of its
+ * arrays is open, or a lease or an op uses one) and OP (an op failed to write one): the loan cannot be sent
+ * any more. Fails with TIMEOUT (another process was stopped while it changed the channel) and INTERRUPTED: it
+ * may be called again. Release the item in any case, after the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
-/* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died and no item is
- * left; returned once for each consumer and each death, and the consumer may continue), CLOSED (the last
- * producer has left and no item is left; returned once, then the function waits for a new producer) and
+/* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died, or a process that
+ * has called tenon_channel_join and has not used the channel, and no item is left; returned once for each
+ * consumer and each death, and the consumer may continue), CLOSED (the last producer has left and no item is
+ * left; returned once, then the function waits for a new producer) and
  * LEASE_CONFLICT (a forked child has inherited a view of the slot). */
 TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                              tenon_item** out, tenon_error* error);
+
+/* Gives a received item back, of which there is no array and no other reference: it is received again, in a
+ * broadcast by this opening, in a queue by any. Release it after the call. Fails with VALUE (not such an
+ * item), NO_MEMORY, and as tenon_item_send with TIMEOUT and INTERRUPTED. \since 0.6 */
+TENON_API tenon_status tenon_item_put_back(tenon_item* item, tenon_error* error);
 
 /* Waits until tenon_channel_receive would not wait; receives nothing. For programs that must not block where
  * they receive. Fails with TIMEOUT, INTERRUPTED. */
@@ -276,6 +282,14 @@ TENON_API void tenon_item_retain(tenon_item* item);
 /* The slot becomes free when the last reference, array and view of the item is gone, in any order. */
 TENON_API void tenon_item_release(tenon_item* item);
 
+/* From now on, consumers are told of the death of this process (OWNER_DIED) also if it has neither loaned nor
+ * received before: it may have been about to. Does nothing after tenon_channel_close. Fails with TIMEOUT
+ * (another process was stopped while it changed the channel), INTERRUPTED, SYSTEM. \since 0.6 */
+TENON_API tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error);
+/* Before the normal end of a process: ends what this opening has begun as a producer, as a consumer, and with
+ * tenon_channel_join. Its threads may still use it, and then begin again. A process that ends without this
+ * call and without tenon_channel_close has died. \since 0.6 */
+TENON_API void tenon_channel_leave(tenon_channel* channel);
 /* Closes the channel for this process, as a producer and as a consumer. Other processes are notified. Items
  * that this process has stay valid. */
 TENON_API void tenon_channel_close(tenon_channel* channel);
@@ -290,7 +304,7 @@ typedef struct tenon_channel_statistics {
   uint64_t sent;
   uint64_t received;
   uint64_t dropped; /* because no slot was free */
-  uint64_t deaths;  /* of producers */
+  uint64_t deaths;  /* that consumers were told of, or will be */
 } tenon_channel_statistics;
 
 TENON_API void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out);

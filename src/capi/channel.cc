@@ -123,6 +123,13 @@ tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, c
   });
 }
 
+tenon_status tenon_item_put_back(tenon_item* item, tenon_error* error) {
+  return guarded(error, [&] {
+    Item& received = *unwrap(not_null(item, "item"));
+    received.channel().put_back(received);
+  });
+}
+
 tenon_status tenon_channel_wait(tenon_channel* channel, int64_t timeout_ns, tenon_error* error) {
   return guarded_poll(error, kNoItem, [&] {
     return unwrap(not_null(channel, "channel"))->wait_for_item(Deadline::from_first_look(timeout_ns));
@@ -153,6 +160,10 @@ void tenon_item_release(tenon_item* item) {
   if (item != nullptr) unwrap(item)->release();
 }
 
+tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(channel, "channel"))->join(Deadline(0)); });
+}
+void tenon_channel_leave(tenon_channel* channel) { unwrap(channel)->leave(); }
 void tenon_channel_close(tenon_channel* channel) { unwrap(channel)->close(); }
 
 void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out) {

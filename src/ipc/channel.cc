@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/prefetch.h"
 #include "ipc/ending_pace.h"
+#include "ipc/openings.h"
 #include "ipc/slot_gate.h"
 #include "ipc/watcher.h"
 #include "sync/waiter.h"
@@ -131,7 +132,11 @@ void Channel::open_slots() {
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
   const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, slot_states_};
-  gate_ = &segment_->set_lock(1, std::make_unique<SlotGate>(*segment_, 1, gated));
+  auto* const gate =
+      dynamic_cast<SlotGate*>(&segment_->set_lock(1, std::make_unique<SlotGate>(*segment_, 1, gated)));
+  if (gate == nullptr) throw_no_channel(*memory_);  // an array lies over the slots
+  gate_ = gate;
+  openings_ = &gate->openings();
   Memory memory;
   memory.gate = gate_;
   memory.nbytes = memory.extent_nbytes = nbytes;
@@ -140,7 +145,7 @@ void Channel::open_slots() {
     memory.data = memory.extent = slots.data() + i * nbytes;
     slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
   }
-  taken_in_.resize(plan_.slots);
+  used_fields_ = std::make_unique<std::atomic<bool>[]>(plan_.slots * schema_->fields().size());
   seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
@@ -173,21 +178,26 @@ void Channel::take_role(ChannelRole role) {
     }
     store(end.producers, 0u);
     store(end.consumers, 0u);
+    store(end.members, 0u);
+    store(end.has_used, 0u);
     store(end.cursor, uint64_t{0});
     store(end.death, uint64_t{0});
     store(end.pid, static_cast<uint32_t>(getpid()));
     publish(end.generation, generation);
   }
-  // Items before the last one may be gone, so the consumer would get items with gaps between them.
-  if (role == kConsumer && plan_.mode == ChannelMode::kBroadcast && (look(end.roles) & role) == 0)
-    store(end.cursor, look(state_->last_received));
+  if (role == kConsumer) {
+    // Items before the last one may be gone, so the consumer would get items with gaps between them.
+    const bool is_broadcast = plan_.mode == ChannelMode::kBroadcast;
+    cursor_ = &openings_->add_cursor(taker, is_broadcast ? look(state_->last_received) : 0);
+    note_cursors();
+  }
   ends_.add_role(role);
   // First adds the role, then reads is_closed_; close() does the opposite.
   // pairs with: Channel::close, "a role of an opening"
   roles_.fetch_or(role, std::memory_order_seq_cst);
   // pairs with: Channel::close, "an opening that is closed"
   if (is_closed_.load(std::memory_order_seq_cst)) {
-    if (give_roles()) ends_.end_closed(end);
+    if (give_roles() != 0) ends_.end_closed(end);
     throw_error(Code::kClosed, "the channel was closed here");
   }
   // So that sleeping processes also wait for this process' life.
@@ -234,12 +244,13 @@ bool Channel::drop_dead_holders() noexcept {
 // Takes the slot for an item. To write, it requires that no living process uses the slot. False: code of this
 // process still uses it, or has inherited a view of it.
 bool Channel::hold(Item& item, uint32_t slot, bool is_readonly) noexcept {
-  Storage& storage = storage_of(slot);
-  if (storage.is_used()) return false;
-  const uint64_t process = ForkMark::current();
-  // The process that has forked this one may have left it arrays of an item, which must not use this item.
-  if (std::exchange(taken_in_[slot], process) != process) Storage::end_parts(storage, Item::release_array);
-  set_bit(slot_states_[slot].holders, segment_->participant().index());
+  if (!is_readonly || !openings_->join_item(slot)) {
+    Storage& storage = storage_of(slot);
+    if (storage.is_used()) return false;
+    // The process that has forked this one may have left it arrays of an item, which must not use this item.
+    if (!openings_->add_item(slot, ForkMark::current())) Storage::end_parts(storage, Item::release_array);
+    set_bit(slot_states_[slot].holders, segment_->participant().index());
+  }
   item.taker_ = taker();
   item.slot_ = slot;
   item.is_readonly_ = is_readonly;
@@ -250,26 +261,16 @@ bool Channel::hold(Item& item, uint32_t slot, bool is_readonly) noexcept {
 void Channel::give_back(Item& item) noexcept {
   const uint64_t holder = std::exchange(item.taker_, 0);
   if (holder == 0 || holder != taker()) return;  // a forked child does not hold what its parent holds
-  clear_bit(slot_states_[item.slot_].holders, segment_->participant().index());
+  openings_->remove_item(
+      item.slot_, [&] { clear_bit(slot_states_[item.slot_].holders, segment_->participant().index()); });
 }
 
-// Gives back a loan that is to be sent, and refuses all later uses of the arrays that it made: when this
-// process has the slot again, they must not use its next item. False: a view, a lease or an op of this
-// process uses the slot, or (with the failure) an op has failed to write it.
-bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
-  Storage& slot = storage_of(item.slot_);
-  item.has_ended_.store(true, std::memory_order_relaxed);
-  {
-    // A request or a view comes before and is seen here, or it comes later and is refused.
-    Queue& queue = lock_home(slot.home());
-    const std::unique_lock lock(queue.lock, std::adopt_lock);
-    if (queue.is_used(slot.extent())) return false;
-    if (queue.has_failures.load(std::memory_order_relaxed)) [[unlikely]]
-      *failure = queue.failure_in(slot.extent());
-    if (*failure) return false;
-    give_back(item);
-  }
-  if (item.refs_.count_after_change() != 1) Storage::end_parts(slot, Item::release_array);
+// The consumers of this process have received other items, or one has come or gone. False: it is the same.
+bool Channel::note_cursors() noexcept {
+  std::atomic<uint64_t>& cursor = ends_.own().cursor;
+  const uint64_t received = openings_->received_up_to(taker());
+  if (look(cursor) == received) return false;
+  publish(cursor, received);
   return true;
 }
 
@@ -292,6 +293,8 @@ bool Channel::try_to_lend(Item& item) {
     if (is_held(i) || !hold(item, i, false)) return false;
     publish(slot_states_[i].sequence, uint64_t{0});
     prefetch_to_write(slots_[i]->data());  // the caller fills it next
+    for (size_t field = 0; field < schema_->fields().size(); ++field)
+      use_of(i, field).store(false, std::memory_order_relaxed);
     return true;
   };
   for (uint32_t i = 0; i < plan_.slots; ++i) {
@@ -318,11 +321,18 @@ bool Channel::try_to_lend(Item& item) {
 }
 
 // The slot with the next item for this process; kNoSlot: none. Requires that it is a consumer.
-uint32_t Channel::slot_to_receive() const noexcept {
-  const uint64_t cursor = look(ends_.own().cursor);
-  if (plan_.mode != ChannelMode::kLatest) return sent_.next(plan_.mode == ChannelMode::kQueue ? 0 : cursor);
-  const uint32_t newest = sent_.newest();
-  return newest != kNoSlot && look(slot_states_[newest].sequence) > cursor ? newest : kNoSlot;
+uint32_t Channel::slot_to_receive() noexcept {
+  if (plan_.mode == ChannelMode::kQueue) return sent_.next(0);
+  if (plan_.mode == ChannelMode::kLatest) {
+    const uint32_t newest = sent_.newest();
+    return newest != kNoSlot && look(slot_states_[newest].sequence) > cursor_->sequence ? newest : kNoSlot;
+  }
+  std::vector<uint64_t>& put_back = cursor_->put_back;
+  for (; !put_back.empty(); put_back.erase(put_back.begin())) {
+    const uint32_t slot = sent_.next(put_back.front() - 1);
+    if (slot != kNoSlot && look(slot_states_[slot].sequence) == put_back.front()) return slot;
+  }
+  return sent_.next(cursor_->sequence);
 }
 
 // There is no item, no death and no end to report. signals: of the event, from before the attempt.
@@ -356,7 +366,6 @@ bool Channel::is_still_empty() const noexcept {
 bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closings_before) {
   const TimedLock lock(state_->mutex, deadline, "receive from the channel");
   take_role(kConsumer);
-  ChannelEnd& end = ends_.own();
   const uint32_t signals = look(state_->items.signals);
   const uint32_t slot = slot_to_receive();
   if (slot != kNoSlot) {
@@ -365,7 +374,8 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closing
       const uint64_t sequence = look(slot_states_[slot].sequence);
       item.sequence_.store(sequence, std::memory_order_relaxed);
       if (is_queue) publish(slot_states_[slot].sequence, uint64_t{0});
-      publish(end.cursor, sequence);
+      if (!std::erase(cursor_->put_back, sequence)) cursor_->sequence = sequence;
+      note_cursors();
       if (plan_.mode == ChannelMode::kBroadcast && sequence > look(state_->last_received))
         publish(state_->last_received, sequence);
       publish(state_->received, look(state_->received) + 1);
@@ -382,16 +392,24 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closing
     seen_deaths_.store(seen + 1, std::memory_order_relaxed);
     const bool is_known = deaths - seen <= kKnownDead;
     const int32_t pid = is_known ? static_cast<int32_t>(look(state_->dead_pids[seen % kKnownDead])) : 0;
-    throw Error(
-        Code::kOwnerDied,
-        concat("a producer of the channel has died (process ", pid,
-               "): items that it had not sent are lost; receive again to get items of other producers"),
-        pid);
+    const uint32_t others = ends_.count(kProducer);
+    const bool is_over = has_ended(UINT64_MAX);
+    const char* const next = others > 0 ? "; receive again to get the items of other producers"
+                             : is_over
+                                 ? ", and no producer is left: the next receive reports that the channel "
+                                   "has ended, and later ones wait for a new producer"
+                                 : "; receive again to wait for a producer";
+    throw Error(Code::kOwnerDied,
+                concat("a process that could send to the channel has died (process ", pid,
+                       "): items that it had not sent are lost", next),
+                pid);
   }
   if (has_ended(closings_before)) {
     seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
     throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
   }
+  // An opening that was closed while a stopped process had the mutex could not do it.
+  if (note_cursors()) signal_event(state_->room);
   note_empty(signals);
   return false;
 }
@@ -577,36 +595,6 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   return item;
 }
 
-void Channel::send(Item& item) {
-  Ref<Failure> failure;
-  {
-    const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
-                         "send through the channel");
-    // Under the mutex, because another thread may send the item, too.
-    const bool has_ended = item.has_ended_.load(std::memory_order_relaxed);
-    if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
-      throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
-    }
-    // Consumers may have been told that the channel has ended.
-    if (is_closed_.load(std::memory_order_relaxed))
-      throw_error(Code::kClosed, "the channel was closed here before the item was sent");
-    if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
-  }
-  if (failure) throw OpFailure(failure);
-  if (item.sequence() == 0) {
-    throw_error(Code::kLeaseEscaped,
-                "a view, a lease or an op of the item still exists, so the item was dropped and not sent: "
-                "before you send, delete the view or keep a copy of its elements, release the lease, and "
-                "wait for the op");
-  }
-  store(state_->recent_slot, item.slot_);
-  signal_event(state_->items);
-  item.end_span();
-  // Other items may have become spare.
-  if (plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
-    signal_event(state_->room);
-}
-
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
   prefetch_item();
@@ -616,6 +604,11 @@ Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (!wait(state_->items, receive_budget_, deadline, "receive from", attempt)) return {};
   item->begin(site);
   return item;
+}
+
+void Channel::join(const Deadline& deadline) {
+  const TimedLock lock(state_->mutex, deadline, "join the channel");
+  if (!is_closed_.load(std::memory_order_relaxed)) take_role(kMember);
 }
 
 bool Channel::wait_for_item(const Deadline& deadline) {
@@ -630,71 +623,6 @@ bool Channel::wait_for_item(const Deadline& deadline) {
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
 
-Item::~Item() {
-  const bool has_slot = taker_ != 0;
-  if (has_slot && taker_ == channel_->taker()) end_span();
-  channel_->give_back(*this);
-  if (has_slot) signal_event(channel_->state_->room);
-}
-
-// Before the caller has it, and without the mutex: a hook may get a failure that no caller has seen.
-void Item::begin(const char* site) noexcept {
-  // Of an earlier item, whose op may have ended after the item if its memory was imported by its address.
-  Storage& slot = channel_->storage_of(slot_);
-  if (slot.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
-    (void)clear_failures(slot.home(), slot.extent(), nullptr);
-  if (trace::is_on()) [[unlikely]]
-    begin_span(site);
-}
-
-void Item::begin_span(const char* site) noexcept {
-  span_ = trace::open(trace::SpanKind::kLease, trace::key_of(this), [&](trace::Record& record) {
-    const Storage& slot = channel_->storage_of(slot_);
-    record.access = is_readonly_ ? Access::kRead : Access::kWrite;
-    record.address = trace::key_of(slot.data());
-    trace::copy_end(record.site, site);
-    trace::SpanText(record.text) << "slot " << slot_ << " of a channel, " << slot.nbytes() << " bytes";
-  });
-  trace::mark(span_, trace::key_of(this), trace::kReady);
-}
-
-Ref<Array> Item::array(int32_t index) {
-  const std::vector<SchemaField>& fields = channel_->schema_->fields();
-  if (index < 0 || index >= static_cast<int32_t>(fields.size())) {
-    throw_error(Code::kIndex, "the channel has no field ", index, ": it has ", fields.size(), " fields");
-  }
-  const SchemaField& field = fields[static_cast<size_t>(index)];
-  if (process_.is_child()) {
-    throw_error(Code::kLeaseConflict,
-                "the item belongs to the process that has forked this one: loan or receive an item here");
-  }
-  // It lies on its own storage over the slot's bytes, which keeps the item.
-  Storage& slot = channel_->storage_of(slot_);
-  Memory memory = slot.memory();
-  memory.data += field.offset;
-  memory.nbytes = field.nbytes;
-  memory.gate = channel_->gate_;
-  memory.owner = this;
-  memory.deleter = release_array;
-  memory.is_readonly = is_readonly_;
-  if (field.nbytes == 0) memory.extent_nbytes = 0;
-  refs_.increment_before_look();
-  Ref<Storage> storage;
-  try {
-    storage = field.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
-  } catch (...) {
-    release();
-    throw;
-  }
-  // From here on, the storage's deleter releases the item. If send() ends the uses from now on, it finds this
-  // storage.
-  if (has_ended_.load(std::memory_order_relaxed)) {
-    throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
-  }
-  return Array::over(std::move(storage), field.dtype, Dims(field.shape),
-                     is_readonly_ ? uint32_t{TENON_READONLY} : 0);
-}
-
 void Channel::close() noexcept {
   // pairs with: Channel::take_role, "an opening that is closed"
   if (is_closed_.exchange(true, std::memory_order_seq_cst)) return;
@@ -704,13 +632,18 @@ void Channel::close() noexcept {
     watch->end();
     watch->signal();
   }
+  leave();
+}
+
+void Channel::leave() noexcept {
   if (segment_->participant().index() == Participant::kNone) return;
   // If a process is stopped while it holds the mutex, the next process with the mutex ends the roles.
   constexpr int kTries = 20;
-  const bool has_ended = give_roles();
-  for (int i = 0; has_ended && i < kTries; ++i) {
+  const uint32_t changed = give_roles();
+  for (int i = 0; changed != 0 && i < kTries; ++i) {
     if (const TimedLock lock(state_->mutex); lock.is_held()) {
       ends_.end_closed(ends_.own());
+      (void)note_cursors();
       break;
     }
     sched_yield();
@@ -718,17 +651,19 @@ void Channel::close() noexcept {
   ends_.wake_all();
 }
 
-// Removes the roles from this opening, without the mutex. True: it was the last opening of the process with
-// some role, which must be ended.
-bool Channel::give_roles() noexcept {
+// Removes the roles from this opening, without the mutex. Returns those that change the end of the process:
+// it was the last opening with the role, or a consumer.
+uint32_t Channel::give_roles() noexcept {
   // pairs with: Channel::take_role, "a role of an opening"
   const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
-  if (roles_taker_.load(std::memory_order_relaxed) != taker()) return false;
-  bool has_ended = false;
-  for (const ChannelRole role : {kProducer, kConsumer}) {
-    if ((roles & role) != 0) has_ended |= add(ends_.own().openings(role), ~0u) == 1;
+  if (roles_taker_.load(std::memory_order_relaxed) != taker()) return 0;
+  uint32_t changed = roles & kConsumer;
+  // pairs with: Openings::add_cursor, "a cursor that is free"
+  if (changed != 0) cursor_->taker.store(0, std::memory_order_release);
+  for (const ChannelRole role : kRoles) {
+    if ((roles & role) != 0 && add(ends_.own().openings(role), ~0u) == 1) changed |= role;
   }
-  return has_ended;
+  return changed;
 }
 
 // The numbers are from different moments if other processes use the channel meanwhile.

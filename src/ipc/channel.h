@@ -8,6 +8,7 @@
 // item, and their leases and ops are ordered among themselves, as on memory that is not shared.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ enum class ChannelMode : uint32_t {
 // What loan() does without a free slot.
 enum class WhenFull : uint32_t {
   kWait = TENON_WHEN_FULL_WAIT,
-  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // of the items that no process holds
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // of the items that no process holds, whoever has received it
   kRaise = TENON_WHEN_FULL_RAISE,
   kKeep = TENON_WHEN_FULL_KEEP,  // as kWait, and a broadcast waits for a consumer
 };
@@ -47,21 +48,23 @@ struct ChannelPlan {
 };
 
 class Item;
+class Openings;
 class Watch;
+struct Cursor;
 
 struct ChannelStatistics {
   uint64_t sent = 0;
   uint64_t received = 0;
   uint64_t dropped = 0;  // because no slot was free
-  uint64_t deaths = 0;   // of producers
+  uint64_t deaths = 0;   // of producers and members
   uint32_t ready = 0;    // slots with an item that a consumer may receive
   uint32_t in_use = 0;   // slots that a process holds
   uint32_t producers = 0;
   uint32_t consumers = 0;
 };
 
-// Reference-counted. One opening of a channel in a process, with up to two roles: it becomes a producer with
-// the first loan, and a consumer with the first receive. Threads: any.
+// Reference-counted. One opening of a channel in a process, with up to three roles: it becomes a producer
+// with the first loan, a consumer with the first receive, and a member with join(). Threads: any.
 class Channel {
  public:
   // Fails with kValue, kType, kNoMemory, kSystem.
@@ -78,15 +81,15 @@ class Channel {
   // caller, for the timeline. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free,
   // and when_full is kRaise; or this is a forked child, and has inherited views of the only free slots).
   Ref<Item> loan(const Deadline& deadline, const char* site);
-  // Sends a loan. Fails with kLeaseEscaped (a view, a lease or an op uses one of its arrays) and kOp (an op
-  // failed to write it): the item is dropped. Fails with kValue (not a loan), and, if another process holds
-  // the channel's mutex for longer than gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be
-  // called again.
+  // Sends a loan. The bytes of fields of which no array was made become 0. Fails with kLeaseEscaped (a view,
+  // a lease or an op uses one of its arrays) and kOp (an op failed to write it): the item is dropped. Fails
+  // with kValue (not a loan, or another thread sends it), and, if another process holds the channel's mutex
+  // for longer than gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be called again.
   void send(Item& item);
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
-  // kTimeout, kInterrupted, kOwnerDied (a producer has died, and no item is left: once for each death),
-  // kClosed (the last producer has closed, and no item is left: once, until there is a producer again),
-  // kLeaseConflict (this is a forked child that has inherited a view of the item's slot).
+  // kTimeout, kInterrupted, kOwnerDied (a producer or member has died, and no item is left: once for each
+  // death), kClosed (the last producer has closed, and no item is left: once, until there is a producer
+  // again), kLeaseConflict (this is a forked child that has inherited a view of the item's slot).
   Ref<Item> receive(const Deadline& deadline, const char* site);
   // Waits until receive() would not wait. False: the deadline left no time from the beginning, and receive()
   // would wait. Fails with kTimeout, kInterrupted.
@@ -97,6 +100,16 @@ class Channel {
   // close() always. The channel owns it. A forked child must call this again. Fails with kSystem.
   int descriptor(Access access);
 
+  // Gives a received item back, of which there is no array: it is received again, by this opening or, in a
+  // queue, by any. Fails with kValue (not such an item), kNoMemory, and as send() with kTimeout and
+  // kInterrupted.
+  void put_back(Item& item);
+
+  // From now on, consumers are told of the death of this process also if it has not used the channel before.
+  // Does nothing after close(). Fails with kTimeout, kInterrupted, kSystem.
+  void join(const Deadline& deadline);
+  // Ends the roles of this opening, until it is used again.
+  void leave() noexcept;
   // Ends the roles of this opening. Its items stay valid.
   void close() noexcept;
   ChannelStatistics statistics() const;
@@ -118,7 +131,9 @@ class Channel {
   void open_slots();
   uint64_t taker() const noexcept;
   void take_role(ChannelRole role);
-  bool give_roles() noexcept;
+  uint32_t give_roles() noexcept;
+  bool note_cursors() noexcept;
+  void forget(uint64_t sequence);
   bool has_ended(uint64_t closings_before) const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
@@ -126,6 +141,8 @@ class Channel {
   bool hold(Item& item, uint32_t slot, bool is_readonly) noexcept;
   void give_back(Item& item) noexcept;
   bool end_uses(Item& item, Ref<Failure>* failure) noexcept;
+  std::atomic<bool>& use_of(uint32_t slot, size_t field) const noexcept;
+  void clear_unused_fields(const Item& item) const noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
   bool try_loan(Item& item, const Deadline& deadline);
   bool try_to_lend(Item& item);
@@ -133,7 +150,7 @@ class Channel {
   void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
-  uint32_t slot_to_receive() const noexcept;
+  uint32_t slot_to_receive() noexcept;
   bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n, bool* has_died) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
   void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
@@ -155,8 +172,10 @@ class Channel {
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
   ChannelSlot* slot_states_ = nullptr;
-  Gate* gate_ = nullptr;            // of the slots
-  std::vector<uint64_t> taken_in_;  // by slot: ForkMark of the process that took it last; under the mutex
+  Gate* gate_ = nullptr;                              // of the slots
+  Openings* openings_ = nullptr;                      // of this channel in this process
+  Cursor* cursor_ = nullptr;                          // of a consumer; set under the mutex
+  std::unique_ptr<std::atomic<bool>[]> used_fields_;  // by slot and field: an array was made, for a loan
   ChannelEnds ends_;
   SentItems sent_;
   std::atomic<uint64_t> seen_deaths_{0};
@@ -194,6 +213,7 @@ class Item {
 
  private:
   friend class Channel;
+  struct Sending;
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
   void begin(const char* site) noexcept;
   [[gnu::cold]] void begin_span(const char* site) noexcept;
@@ -211,7 +231,8 @@ class Item {
   std::atomic<uint64_t> sequence_{0};  // stored under the mutex
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
   bool is_readonly_ = false;
-  std::atomic<bool> has_ended_{false};  // it was sent, or dropped by send()
+  std::atomic<bool> has_ended_{false};  // it was sent, dropped by send(), or put back
+  std::atomic<bool> is_sending_{false};
   RefCount refs_;
 };
 

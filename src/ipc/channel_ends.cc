@@ -51,7 +51,7 @@ bool ChannelEnds::end_dead() noexcept {
     }
     if (is_alive(p)) return;
     has_found = true;
-    if ((roles & kProducer) != 0) count_death(end);
+    if ((roles & (kProducer | kMember)) != 0) count_death(end);
     end_roles(end, roles);
     wake_all();
   });
@@ -85,7 +85,7 @@ void ChannelEnds::end_roles(ChannelEnd& end, uint32_t ended) noexcept {
 
 void ChannelEnds::end_closed(ChannelEnd& end) noexcept {
   const uint32_t roles = look(end.roles);
-  for (const ChannelRole role : {kProducer, kConsumer}) {
+  for (const ChannelRole role : kRoles) {
     if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
   }
 }
@@ -94,7 +94,12 @@ void ChannelEnds::add_role(ChannelRole role) noexcept {
   ChannelEnd& end = own();
   set_bit(state_->with_roles, segment_->participant().index());
   (void)add(end.openings(role), 1u);
-  publish(end.roles, look(end.roles) | role);
+  if (role == kMember) {
+    if (look(end.has_used) == 0) publish(end.roles, look(end.roles) | role);
+    return;
+  }
+  store(end.has_used, 1u);
+  publish(end.roles, (look(end.roles) & ~kMember) | role);
 }
 
 void ChannelEnds::wake_all() noexcept {

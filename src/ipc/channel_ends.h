@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The roles that processes have in a channel: how they end, and how the deaths of producers are counted.
+// The roles that processes have in a channel: how they end, and how the deaths of producers
+// and members are counted.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ class ChannelEnds {
   // Names the stopped processes that have a role, for messages.
   std::string stopped_text() const;
 
-  // Ends the roles of processes that have died, and counts the deaths of producers. True: there were some.
+  // Ends the roles of processes that have died, and counts the deaths of producers and
+  // members. True: there were some.
   bool end_dead() noexcept;
   // Ends the roles for which the process has closed all openings.
   void end_closed(ChannelEnd& end) noexcept;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Histories of channels: the test steers processes step by step through random loans, receives, closes and
-// kills. Oracle: a sequential model of the channel gives the answer of each step and the statistics. A
-// failure prints the seed; TENON_SEED=n repeats it, TENON_SOAK=1 takes more steps.
+// Histories of channels: the test steers processes step by step through random loans, receives, items that
+// are put back, closes and kills. Oracle: a sequential model of the channel gives the answer of each step and
+// the statistics. A failure prints the seed; TENON_SEED=n repeats it, TENON_SOAK=1 takes more steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,6 +49,13 @@ void be_steered(Lines& lines, const std::string& name) {
         for (const api::Item& item : received) answer += concat(' ', value_of(item));
       } else if (verb == "give") {
         received.pop_front();
+      } else if (verb == "unread") {
+        received.back().put_back();
+        received.pop_back();
+      } else if (verb == "join") {
+        channel->join();
+      } else if (verb == "leave") {
+        channel->leave();
       } else if (verb == "reopen") {
         channel->close();
         channel = join(name);
@@ -97,7 +104,7 @@ class Model {
     if (closed_loans_[who] > 0) return error_of(TENON_ERR_CLOSED);
     Slot& slot = slots_[pop(&loans_[who])];
     slot.holders.clear();
-    slot.sequence = ++last_;
+    slot.sequence = slot.number = ++last_;
     slot.value = value;
     return concat("ok ", last_);
   }
@@ -110,7 +117,8 @@ class Model {
     End& end = take_role(who, &End::is_consumer);
     if (const auto i = slot_to_receive(end)) {
       Slot& slot = slots_[*i];
-      end.cursor = slot.sequence;
+      if (end.put_back.erase(slot.sequence) == 0) end.cursor = slot.sequence;
+      ++end.n_received;
       last_received_ = std::max(last_received_, slot.sequence);
       slot.holders.insert(who);
       in_hand_[who].push_back(*i);
@@ -132,12 +140,33 @@ class Model {
   std::string give(int who) {
     Slot& slot = slots_[pop(&in_hand_[who])];
     slot.holders.erase(slot.holders.find(who));
+    ends_[who].n_received = std::min(ends_[who].n_received, in_hand_[who].size());
+    return "ok";
+  }
+  // Puts the item back that was received last.
+  std::string unread(int who) {
+    Slot& slot = slots_[in_hand_[who].back()];
+    in_hand_[who].pop_back();
+    slot.holders.erase(slot.holders.find(who));
+    --received_;
+    End& end = ends_[who];
+    --end.n_received;
+    if (mode_ == ChannelMode::kQueue) slot.sequence = slot.number;
+    if (mode_ == ChannelMode::kLatest && end.cursor == slot.number) --end.cursor;
+    if (mode_ != ChannelMode::kBroadcast) return "ok";
+    end.put_back.insert(slot.number);
+    const bool has_other = std::ranges::any_of(ends_, [&](const auto& e) {
+      return e.second.is_consumer && e.second.received_up_to() >= slot.number;
+    });
+    if (!has_other && last_received_ == slot.number) --last_received_;
     return "ok";
   }
   void close(int who) {
     End& end = ends_[who];
     closed_loans_[who] = loans_[who].size();
     end.is_consumer = false;
+    end.put_back.clear();
+    end.n_received = 0;
     if (std::exchange(end.is_producer, false) && count(&End::is_producer) == 0) ++closings_;
   }
   void kill(int who, pid_t pid) {
@@ -153,6 +182,7 @@ class Model {
   Opening new_opening() const { return {deaths_.size(), 0}; }
   bool has_loan(int who) { return !loans_[who].empty(); }
   bool has_in_hand(int who) { return !in_hand_[who].empty(); }
+  bool has_received(int who) { return ends_.contains(who) && ends_[who].n_received > 0; }
   std::string values_in_hand(int who) {
     std::string text = "ok";
     for (const size_t i : in_hand_[who]) text += concat(' ', slots_[i].value);
@@ -179,13 +209,17 @@ class Model {
  private:
   struct Slot {
     uint64_t sequence = 0;
+    uint64_t number = 0;  // also of an item of a queue that was received
     int64_t value = 0;
     std::multiset<int> holders;
   };
   struct End {
     bool is_producer = false, is_consumer = false;
     uint64_t cursor = 0;
+    std::set<uint64_t> put_back;
+    size_t n_received = 0;  // of the items in hand, by the present opening
     pid_t pid = 0;
+    uint64_t received_up_to() const { return put_back.empty() ? cursor : *put_back.begin() - 1; }
   };
 
   static size_t pop(std::deque<size_t>* slots) {
@@ -201,14 +235,16 @@ class Model {
   End& take_role(int who, bool End::* role) {
     if (!(ends_[who].*role)) {
       look();
-      if (role == &End::is_consumer && mode_ == ChannelMode::kBroadcast) ends_[who].cursor = last_received_;
+      if (role == &End::is_consumer)
+        ends_[who].cursor = mode_ == ChannelMode::kBroadcast ? last_received_ : 0;
     }
     ends_[who].*role = true;
     return ends_[who];
   }
   uint64_t received_by_all() const {
     uint64_t least = last_received_;
-    for (const auto& [who, end] : ends_) least = end.is_consumer ? std::min(least, end.cursor) : least;
+    for (const auto& [who, end] : ends_)
+      least = end.is_consumer ? std::min(least, end.received_up_to()) : least;
     return least;
   }
   // The deaths of producers.
@@ -244,7 +280,12 @@ class Model {
     dropped_ += oldest ? 1 : 0;
     return oldest;
   }
-  std::optional<size_t> slot_to_receive(const End& end) const {
+  std::optional<size_t> slot_to_receive(End& end) const {
+    for (; !end.put_back.empty(); end.put_back.erase(end.put_back.begin())) {
+      for (size_t i = 0; i < slots_.size(); ++i) {
+        if (slots_[i].sequence == *end.put_back.begin()) return i;
+      }
+    }
     std::optional<size_t> found;
     for (size_t i = 0; i < slots_.size(); ++i) {
       const uint64_t sequence = slots_[i].sequence;
@@ -302,6 +343,9 @@ TEST_P(Histories, AnswerAsTheModelDoes) {
       told = "drop", wanted = model.drop(who);
     } else if (dice < 75) {
       told = "receive", wanted = model.receive(who, &openings[who]);
+    } else if (dice < 80) {
+      if (!model.has_received(who)) continue;
+      told = "unread", wanted = model.unread(who);
     } else if (dice < 93) {
       if (!model.has_in_hand(who)) continue;
       told = "give", wanted = model.give(who);

@@ -45,6 +45,62 @@ TEST(ChannelItem, IsSentOnceByTwoThreads) {
   }
 }
 
+// Their bytes are of an item that another process may have sent.
+TEST(ChannelItem, AFieldOfWhichNoArrayWasMadeIsSentWithZeros) {
+  const api::Channel channel = make(1);
+  for (const int32_t k : {7, 8}) {
+    put(channel, k);
+    (void)take(channel);
+    api::Item item = channel.loan(0s);
+    *static_cast<int32_t*>(item.array(1).data()) = k;
+    item.send();
+    const std::optional<api::Item> received = channel.receive(0s);
+    EXPECT_EQ(value_of(*received), 0);
+    EXPECT_EQ(*static_cast<int32_t*>(received->array(1).data()), k);
+  }
+}
+
+TEST(ChannelItem, AnItemThatIsPutBackIsReceivedAgain) {
+  for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kBroadcast, ChannelMode::kLatest}) {
+    const bool is_latest = mode == ChannelMode::kLatest;
+    const api::Channel channel = make(3, mode, WhenFull::kKeep);
+    for (const int64_t value : {1, 2}) put(channel, value);
+    const int64_t first = is_latest ? 2 : 1;
+    std::optional<api::Item> item = channel.receive(0s);
+    {
+      const api::Array array = item->array(0);
+      EXPECT_EQ(code_of([&] { item->put_back(); }), TENON_ERR_VALUE) << "there is an array of it";
+    }
+    item->put_back();
+    EXPECT_EQ(code_of([&] { item->put_back(); }), TENON_ERR_VALUE) << "once";
+    EXPECT_EQ(code_of([&] { (void)item->array(0); }), TENON_ERR_LEASE_CONFLICT);
+    EXPECT_EQ(channel.statistics().in_use, 0);
+    item.reset();
+    EXPECT_EQ(take(channel), first);
+    if (!is_latest) {
+      EXPECT_EQ(take(channel), 2);
+    }
+    EXPECT_EQ(try_receive(channel), TENON_ERR_TIMEOUT);
+    api::Item loan = channel.loan(0s);
+    EXPECT_EQ(code_of([&] { loan.put_back(); }), TENON_ERR_VALUE) << "it was not received";
+  }
+}
+
+// Another thread of the consumer has received a later item in between.
+TEST(ChannelItem, AnItemOfABroadcastThatIsPutBackLateIsReceivedOnceMore) {
+  const api::Channel channel = make(2, ChannelMode::kBroadcast, WhenFull::kRaise);
+  (void)try_receive(channel);
+  for (const int64_t value : {1, 2}) put(channel, value);
+  std::optional<api::Item> first = channel.receive(0s);
+  EXPECT_EQ(take(channel), 2);
+  first->put_back();
+  first.reset();
+  EXPECT_EQ(channel.statistics().ready, 2) << "the items from it on are kept";
+  EXPECT_EQ(take(channel), 1);
+  EXPECT_EQ(try_receive(channel), TENON_ERR_TIMEOUT);
+  EXPECT_EQ(channel.statistics().ready, 0);
+}
+
 TEST(ChannelItem, AnItemOfWhichAViewLivesOnIsDroppedAndSaysSo) {
   const api::Channel channel = make(1);
   {

@@ -8,11 +8,13 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x374E4E4148434E54;  // "TNCHANN7"
+constexpr uint64_t kChannelMark = 0x384E4E4148434E54;  // "TNCHANN8"
 
 constexpr uint32_t kKnownDead = 32;
 
-enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2 };
+// A member has had no other role yet. As it may be about to send, consumers are told of its death.
+enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2, kMember = 4 };
+constexpr ChannelRole kRoles[] = {kProducer, kConsumer, kMember};
 
 // The roles of a participant in the channel. Written under the mutex by its process, or by one that notices
 // its death. If a process has closed all openings of a role, the next process with the mutex ends the role.
@@ -22,11 +24,13 @@ struct ChannelEnd {
   std::atomic<uint32_t> pid;
   std::atomic<uint32_t> producers;  // openings of its process that have the role
   std::atomic<uint32_t> consumers;
-  std::atomic<uint64_t> cursor;  // of a consumer: the last item that it has received
-  std::atomic<uint64_t> death;   // of a producer: the number of its death; 0: none
+  std::atomic<uint32_t> members;
+  std::atomic<uint32_t> has_used;  // 1: it has been a producer or consumer, so it is no member any more
+  std::atomic<uint64_t> cursor;  // of a consumer: all of its openings have received the items up to this one
+  std::atomic<uint64_t> death;   // of a producer or member: the number of its death; 0: none
 
   std::atomic<uint32_t>& openings(ChannelRole role) noexcept {
-    return role == kProducer ? producers : consumers;
+    return role == kProducer ? producers : role == kConsumer ? consumers : members;
   }
 };
 

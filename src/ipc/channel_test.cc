@@ -202,6 +202,47 @@ TEST(Channel, AProducerWhoseProcessEndsWithoutClosingCountsAsDead) {
   EXPECT_EQ(try_receive(reader), TENON_ERR_OWNER_DIED);
 }
 
+// A process that is about to send for the first time, as a server that has just got its first request.
+TEST(Channel, TheDeathOfAMemberIsToldUnlessItHasLeftOrUsedTheChannel) {
+  const std::vector<std::string> verbs[] = {
+      {"join"}, {}, {"join", "leave"}, {"join", "reopen"}, {"join", "receive"}, {"loan", "drop", "leave"}};
+  const tenon_status wanted[] = {TENON_ERR_OWNER_DIED, TENON_ERR_TIMEOUT, TENON_ERR_TIMEOUT,
+                                 TENON_ERR_TIMEOUT,    TENON_ERR_TIMEOUT, TENON_ERR_CLOSED};
+  for (size_t i = 0; i < std::size(verbs); ++i) {
+    const std::string name = new_name();
+    const api::Channel reader = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
+    EXPECT_EQ(try_receive(reader), TENON_ERR_TIMEOUT);
+    Peer peer({"steered", name});
+    std::string line;
+    ASSERT_TRUE(peer.hear(&line));
+    for (const std::string& verb : verbs[i]) (void)peer.ask(verb);
+    (void)peer.end();
+    EXPECT_EQ(try_receive(reader), wanted[i]) << i;
+    EXPECT_EQ(try_receive(reader), TENON_ERR_TIMEOUT) << "once";
+  }
+}
+
+TEST(Channel, ADeathSaysWhatTheNextReceiveDoes) {
+  const std::string name = new_name();
+  const api::Channel reader = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
+  Peer one({"steered", name}), two({"steered", name}), three({"steered", name});
+  std::string line, message;
+  for (Peer* peer : {&one, &two, &three}) ASSERT_TRUE(peer->hear(&line));
+  const auto dies = [&](Peer& peer) {
+    (void)peer.end();
+    EXPECT_EQ(code_of([&] { (void)reader.receive(0s); }, &message), TENON_ERR_OWNER_DIED);
+    return message;
+  };
+  EXPECT_EQ(three.ask("join"), "ok");
+  EXPECT_NE(dies(three).find("receive again to wait for a producer"), std::string::npos) << message;
+  for (Peer* peer : {&one, &two}) EXPECT_EQ(peer->ask("loan"), "ok");
+  EXPECT_NE(dies(one).find("receive again to get the items of other producers"), std::string::npos)
+      << message;
+  EXPECT_NE(dies(two).find("the next receive reports that the channel has ended"), std::string::npos)
+      << message;
+  EXPECT_EQ(try_receive(reader), TENON_ERR_CLOSED);
+}
+
 // After a receive that found nothing, the next ones look at less.
 TEST(Channel, APollThatFoundNothingDoesNotHideWhatHappensNext) {
   for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kBroadcast, ChannelMode::kLatest}) {
@@ -373,6 +414,38 @@ TEST(Channel, OneOpeningThatIsClosedEndsNoOtherOneOfItsProcess) {
   EXPECT_EQ(channel.statistics().consumers, 2);
   channel.close();
   EXPECT_EQ(reader.ask("receive"), "closed");
+}
+
+TEST(Channel, EachOpeningThatReceivesIsAConsumer) {
+  const std::string name = new_name();
+  const api::Channel channel = make(2, ChannelMode::kBroadcast, WhenFull::kRaise, name);
+  const api::Channel fast = join(name), slow = join(name);
+  for (const api::Channel* one : {&fast, &slow}) EXPECT_EQ(try_receive(*one), TENON_ERR_TIMEOUT);
+  put(channel, 1);
+  std::optional<api::Item> kept = slow.receive(0s);
+  EXPECT_EQ(take(fast), 1);
+  put(channel, 2);
+  EXPECT_EQ(take(fast), 2);
+  EXPECT_EQ(try_loan(channel), TENON_ERR_LEASE_CONFLICT) << "one has an item in hand, and another to receive";
+  EXPECT_EQ(value_of(*kept), 1);
+  EXPECT_EQ(take(slow), 2);
+  EXPECT_EQ(try_loan(channel), TENON_OK);
+  kept.reset();
+  for (const int64_t value : {3, 4}) {
+    put(channel, value);
+    EXPECT_EQ(take(fast), value);
+  }
+  EXPECT_EQ(try_loan(channel), TENON_ERR_LEASE_CONFLICT);
+  slow.close();
+  EXPECT_EQ(try_loan(channel), TENON_OK) << "it holds up no producer any more";
+
+  const std::string other = new_name();
+  const api::Channel latest = make(3, ChannelMode::kLatest, WhenFull::kWait, other), again = join(other);
+  put(latest, 5);
+  for (const api::Channel* one : {&latest, &again}) {
+    EXPECT_EQ(take(*one), 5);
+    EXPECT_EQ(try_receive(*one), TENON_ERR_TIMEOUT);
+  }
 }
 
 TEST(Channel, AForkedChildHasEndsOfItsOwn) {

@@ -10,7 +10,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr uint64_t kMostFields = 4096;
+constexpr uint64_t kMostSchemaFields = 4096;
 
 [[noreturn]] void throw_damaged_fields() {
   throw_error(Code::kValue, "the description of shared memory is damaged");
@@ -38,8 +38,8 @@ Ref<Array> SchemaField::array_in(Array& memory) const {
 Ref<Schema> Schema::make(std::span<const tenon_field> given, std::string_view what,
                          const SchemaRules& rules) {
   if (given.empty()) throw_error(Code::kValue, what, ": at least one field is needed");
-  if (given.size() > kMostFields) {
-    throw_error(Code::kValue, what, ": ", given.size(), " fields are more than ", kMostFields,
+  if (given.size() > kMostSchemaFields) {
+    throw_error(Code::kValue, what, ": ", given.size(), " fields are more than ", kMostSchemaFields,
                 ": give fields of one dtype and shape an axis of their own");
   }
   auto schema = Ref<Schema>::adopt(new Schema);
@@ -98,7 +98,7 @@ void Schema::encode(std::string* to) const {
 
 Ref<Schema> Schema::decode(std::span<const std::byte>* bytes) {
   const uint64_t n = take_number(bytes);
-  if (n == 0 || n > kMostFields) throw_damaged_fields();
+  if (n == 0 || n > kMostSchemaFields) throw_damaged_fields();
   auto schema = Ref<Schema>::adopt(new Schema);
   for (uint64_t i = 0; i < n; ++i) {
     std::string name = take_text(bytes);

@@ -67,4 +67,9 @@ uint64_t SentItems::add(uint32_t slot) const noexcept {
   return sequence;
 }
 
+void SentItems::put_back(uint32_t slot, uint64_t sequence) const noexcept {
+  if (look(state_->gone_up_to) >= sequence) publish(state_->gone_up_to, sequence - 1);
+  publish(slots_[slot].sequence, sequence);
+}
+
 }  // namespace tenon::impl

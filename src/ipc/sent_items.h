@@ -25,6 +25,8 @@ class SentItems {
   uint32_t newest() const noexcept;
   // Adds the item in this slot, and returns its number.
   uint64_t add(uint32_t slot) const noexcept;
+  // Adds an item again that has left its slot.
+  void put_back(uint32_t slot, uint64_t sequence) const noexcept;
 
  private:
   uint32_t slot_of(uint64_t sequence) const noexcept;

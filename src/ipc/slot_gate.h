@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "ipc/channel_state.h"
+#include "ipc/openings.h"
 #include "ipc/process_lock.h"
 
 namespace tenon::impl {
@@ -24,7 +25,9 @@ class SlotGate final : public ProcessLock {
     const ChannelSlot* states = nullptr;
   };
   SlotGate(Segment& segment, uint32_t block, const Slots& slots)
-      : ProcessLock(segment, block), slots_(slots) {}
+      : ProcessLock(segment, block), slots_(slots), openings_(slots.count) {}
+
+  Openings& openings() noexcept { return openings_; }
 
   bool enter(const Request& request, RequestPart& part, const Deadline& deadline,
              Conflict* conflict) noexcept override;
@@ -47,6 +50,7 @@ class SlotGate final : public ProcessLock {
 
  private:
   const Slots slots_;
+  Openings openings_;
   std::atomic<uint64_t> writes_{0};  // of this process, to all slots
 };
 

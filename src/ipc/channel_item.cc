@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Items: their arrays, and how they are sent and put back.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "array/access.h"
+#include "base/error.h"
+#include "ipc/channel.h"
+#include "ipc/openings.h"
+
+namespace tenon::impl {
+
+// Gives back a loan that is to be sent, and refuses all later uses of the arrays that it made: when this
+// process has the slot again, they must not use its next item. False: a view, a lease or an op of this
+// process uses the slot, or (with the failure) an op has failed to write it.
+bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
+  Storage& slot = storage_of(item.slot_);
+  item.has_ended_.store(true, std::memory_order_relaxed);
+  {
+    // A request or a view comes before and is seen here, or it comes later and is refused.
+    Queue& queue = lock_home(slot.home());
+    const std::unique_lock lock(queue.lock, std::adopt_lock);
+    if (queue.is_used(slot.extent())) return false;
+    if (queue.has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+      *failure = queue.failure_in(slot.extent());
+    if (*failure) return false;
+    give_back(item);
+  }
+  if (item.refs_.count_after_change() != 1) Storage::end_parts(slot, Item::release_array);
+  return true;
+}
+
+// A thread that sends the item. Another one must not send it, nor make an array of it.
+struct Item::Sending {
+  explicit Sending(Item& sent) : item(sent) {
+    // pairs with: Item::array, "the use of a field of a loan"
+    if (!item.is_sending_.exchange(true, std::memory_order_seq_cst)) return;
+    throw_error(Code::kValue, "another thread sends the item");
+  }
+  Sending(const Sending&) = delete;
+  Sending& operator=(const Sending&) = delete;
+  // pairs with: Item::Sending, "the use of a field of a loan"
+  ~Sending() { item.is_sending_.store(false, std::memory_order_release); }
+  Item& item;
+};
+
+std::atomic<bool>& Channel::use_of(uint32_t slot, size_t field) const noexcept {
+  return used_fields_[slot * schema_->fields().size() + field];
+}
+
+// Their bytes may be of an item of another process.
+void Channel::clear_unused_fields(const Item& item) const noexcept {
+  const std::vector<SchemaField>& fields = schema_->fields();
+  for (size_t i = 0; i < fields.size(); ++i) {
+    // pairs with: Item::array, "the use of a field of a loan"
+    if (use_of(item.slot_, i).load(std::memory_order_seq_cst)) continue;
+    std::memset(storage_of(item.slot_).data() + fields[i].offset, 0, fields[i].nbytes);
+    use_of(item.slot_, i).store(true, std::memory_order_relaxed);
+  }
+}
+
+void Channel::send(Item& item) {
+  Ref<Failure> failure;
+  const Item::Sending sending(item);
+  if (!item.has_ended_.load(std::memory_order_relaxed) && item.sequence() == 0 && item.taker_ == taker())
+    clear_unused_fields(item);
+  {
+    const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
+                         "send through the channel");
+    const bool has_ended = item.has_ended_.load(std::memory_order_relaxed);
+    if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
+      throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
+    }
+    // Consumers may have been told that the channel has ended.
+    if (is_closed_.load(std::memory_order_relaxed))
+      throw_error(Code::kClosed, "the channel was closed here before the item was sent");
+    if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
+  }
+  if (failure) throw OpFailure(failure);
+  if (item.sequence() == 0) {
+    throw_error(Code::kLeaseEscaped,
+                "a view, a lease or an op of the item still exists, so the item was dropped and not sent: "
+                "before you send, delete the view or keep a copy of its elements, release the lease, and "
+                "wait for the op");
+  }
+  store(state_->recent_slot, item.slot_);
+  signal_event(state_->items);
+  item.end_span();
+  // Other items may have become spare.
+  if (plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
+    signal_event(state_->room);
+}
+
+void Channel::put_back(Item& item) {
+  {
+    const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
+                         "put an item back into the channel");
+    const uint64_t sequence = item.sequence();
+    const bool has_ended = item.has_ended_.exchange(true, std::memory_order_relaxed);
+    if (has_ended || sequence == 0 || item.taker_ != taker() || item.refs_.count_after_change() != 1) {
+      item.has_ended_.store(has_ended, std::memory_order_relaxed);
+      throw_error(Code::kValue, "the item was not received in this process, or something refers to it");
+    }
+    give_back(item);
+    if (plan_.mode == ChannelMode::kQueue) {
+      sent_.put_back(item.slot_, sequence);
+    } else if ((roles_.load(std::memory_order_relaxed) & kConsumer) != 0) {
+      forget(sequence);
+    }
+    publish(state_->received, look(state_->received) - 1);
+  }
+  item.end_span();
+  ends_.wake_all();
+}
+
+// This opening has not received the item. Requires the mutex, and that it is a consumer.
+void Channel::forget(uint64_t sequence) {
+  if (plan_.mode == ChannelMode::kLatest) {
+    if (cursor_->sequence == sequence) --cursor_->sequence;
+    return;
+  }
+  std::vector<uint64_t>& put_back = cursor_->put_back;
+  put_back.insert(std::ranges::lower_bound(put_back, sequence), sequence);
+  note_cursors();
+  // If this consumer leaves, the next one is to get the item.
+  bool has_other = openings_->has_received(taker(), sequence);
+  ends_.visit_ends([&](uint32_t, const ChannelEnd& end) {
+    has_other = has_other || ((look(end.roles) & kConsumer) != 0 && look(end.cursor) >= sequence);
+  });
+  if (!has_other && look(state_->last_received) == sequence) publish(state_->last_received, sequence - 1);
+}
+
+Item::~Item() {
+  const bool has_slot = taker_ != 0;
+  if (has_slot && taker_ == channel_->taker()) end_span();
+  channel_->give_back(*this);
+  if (has_slot) signal_event(channel_->state_->room);
+}
+
+// Before the caller has it, and without the mutex: a hook may get a failure that no caller has seen.
+void Item::begin(const char* site) noexcept {
+  // Of an earlier item, whose op may have ended after the item if its memory was imported by its address.
+  Storage& slot = channel_->storage_of(slot_);
+  if (slot.region().has_failures.load(std::memory_order_relaxed)) [[unlikely]]
+    (void)clear_failures(slot.home(), slot.extent(), nullptr);
+  if (trace::is_on()) [[unlikely]]
+    begin_span(site);
+}
+
+void Item::begin_span(const char* site) noexcept {
+  span_ = trace::open(trace::SpanKind::kLease, trace::key_of(this), [&](trace::Record& record) {
+    const Storage& slot = channel_->storage_of(slot_);
+    record.access = is_readonly_ ? Access::kRead : Access::kWrite;
+    record.address = trace::key_of(slot.data());
+    trace::copy_end(record.site, site);
+    trace::SpanText(record.text) << "slot " << slot_ << " of a channel, " << slot.nbytes() << " bytes";
+  });
+  trace::mark(span_, trace::key_of(this), trace::kReady);
+}
+
+Ref<Array> Item::array(int32_t index) {
+  const std::vector<SchemaField>& fields = channel_->schema_->fields();
+  if (index < 0 || index >= static_cast<int32_t>(fields.size())) {
+    throw_error(Code::kIndex, "the channel has no field ", index, ": it has ", fields.size(), " fields");
+  }
+  const SchemaField& field = fields[static_cast<size_t>(index)];
+  const bool is_loan = sequence() == 0;
+  if (process_.is_child()) {
+    throw_error(Code::kLeaseConflict,
+                "the item belongs to the process that has forked this one: loan or receive an item here");
+  }
+  // It lies on its own storage over the slot's bytes, which keeps the item.
+  Storage& slot = channel_->storage_of(slot_);
+  Memory memory = slot.memory();
+  memory.data += field.offset;
+  memory.nbytes = field.nbytes;
+  memory.gate = channel_->gate_;
+  memory.owner = this;
+  memory.deleter = release_array;
+  memory.is_readonly = is_readonly_;
+  if (field.nbytes == 0) memory.extent_nbytes = 0;
+  // pairs with: Channel::clear_unused_fields, "the use of a field of a loan"
+  if (is_loan) channel_->use_of(slot_, static_cast<size_t>(index)).store(true, std::memory_order_seq_cst);
+  refs_.increment_before_look();
+  Ref<Storage> storage;
+  try {
+    storage = field.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
+  } catch (...) {
+    release();
+    throw;
+  }
+  // From here on, the storage's deleter releases the item. If send() ends the uses from now on, it finds this
+  // storage.
+  // pairs with: Item::Sending, "the use of a field of a loan"
+  if (has_ended_.load(std::memory_order_relaxed) ||
+      (is_loan && is_sending_.load(std::memory_order_seq_cst))) {
+    throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
+  }
+  return Array::over(std::move(storage), field.dtype, Dims(field.shape),
+                     is_readonly_ ? uint32_t{TENON_READONLY} : 0);
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the openings of a channel in one process have in common. The channel's memory knows processes, so it
+// has one bit for all items of a process in a slot, and one cursor for all of its consumers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace tenon::impl {
+
+// How far an opening that is a consumer has received.
+struct Cursor {
+  // The process that has it, as Channel::taker(); 0: it is free. In a forked child, those of its parent are.
+  std::atomic<uint64_t> taker{0};
+  // Guarded by the channel's mutex.
+  uint64_t sequence = 0;           // of the last item
+  std::vector<uint64_t> put_back;  // of items before it, which are received again; in order
+
+  // All items up to this one have been received.
+  uint64_t received_up_to() const noexcept { return put_back.empty() ? sequence : put_back.front() - 1; }
+};
+
+// One for each channel in each process. Threads: any. Functions require the channel's mutex, unless they say
+// otherwise.
+class Openings {
+ public:
+  explicit Openings(uint32_t slots) : held_(slots) {}
+
+  // A cursor for an opening, which sets its taker to 0 at the end, without the mutex.
+  Cursor& add_cursor(uint64_t taker, uint64_t sequence);
+  // The least received_up_to() of the cursors of this process; 0: there is none.
+  uint64_t received_up_to(uint64_t taker) const noexcept;
+  // Whether one of them has received the item.
+  bool has_received(uint64_t taker, uint64_t sequence) const noexcept;
+
+  // Adds an item to those that use the slot in this process. False: there is none.
+  bool join_item(uint32_t slot) noexcept;
+  // Adds the first one. process: ForkMark::current(). False: it is the first one ever in this process, which
+  // may have inherited items of its parent.
+  bool add_item(uint32_t slot, uint64_t process) noexcept;
+  // Removes one. After the last one calls end(), before another one can be the first. Does not require the
+  // mutex.
+  template <class End>
+  void remove_item(uint32_t slot, End end) noexcept {
+    std::atomic<uint32_t>& items = held_[slot].items;
+    uint32_t n = items.load(std::memory_order_relaxed);
+    // pairs with: Openings::remove_item, "an item that has ended"
+    while (!items.compare_exchange_weak(n, n == 1 ? kEnding : n - 1, std::memory_order_acq_rel)) {
+    }
+    if (n != 1) return;
+    end();
+    // pairs with: Openings::add_item, "an item that has ended"
+    items.store(0, std::memory_order_release);
+  }
+
+ private:
+  struct Held {
+    std::atomic<uint32_t> items{0};
+    uint64_t process = 0;  // that has used the slot last; guarded by the channel's mutex
+  };
+  static constexpr uint32_t kEnding = UINT32_MAX;
+
+  std::deque<Cursor> cursors_;  // at constant addresses
+  std::vector<Held> held_;      // by slot
+};
+
+}  // namespace tenon::impl
