@@ -3,6 +3,7 @@
 // The native part of tenon.Channel.
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,12 +33,33 @@ Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full
                          options);
 }
 
+// What is called before this process uses a channel for the first time; null: it has.
+constinit PyObject* before_use = nullptr;
+
+void call_before_use(nb::object function) { nb::steal(std::exchange(before_use, function.release().ptr())); }
+
+void note_use() {
+  if (before_use == nullptr) [[likely]]
+    return;
+  const nb::object function = nb::steal(std::exchange(before_use, nullptr));
+  function();
+}
+
+// A field that the user writes in part is not to have bytes of another process.
+void fill_with_zeros(tenon_channel* channel, tenon_item* item) {
+  for (int32_t i = 0; i < tenon_channel_field_count(channel); ++i) {
+    const Array array = Array::steal(detail::call_for<tenon_array*>(tenon_item_array, item, i));
+    std::memset(array.data(), 0, array.nbytes());
+  }
+}
+
 // The base class of tenon.Channel, with the methods that take most of the time of an item. Written by hand: a
 // program may poll, and the line of the user is that of the innermost frame.
 struct ChannelCalls {
   PyObject_HEAD tenon_channel* channel;  // null: not open yet
   PyObject* loan_class;
   PyObject* received_class;
+  bool is_checked;  // a loan begins with zeros
 };
 
 PyTypeObject* calls_type = nullptr;
@@ -68,7 +90,7 @@ void free_calls(PyObject* self) noexcept {
 
 // Of Channel.__init__.
 void open_calls(nb::handle self, const Channel& channel, nb::type_object loan_class,
-                nb::type_object received_class) {
+                nb::type_object received_class, bool is_checked) {
   if (PyObject_TypeCheck(self.ptr(), calls_type) == 0) raise(PyExc_TypeError, "%R is no Channel", self.ptr());
   check_item_class(loan_class);
   check_item_class(received_class);
@@ -78,6 +100,7 @@ void open_calls(nb::handle self, const Channel& channel, nb::type_object loan_cl
   calls.channel = channel.get();
   calls.loan_class = loan_class.release().ptr();
   calls.received_class = received_class.release().ptr();
+  calls.is_checked = is_checked;
 }
 
 // Programs poll, so nothing is thrown, and the text is kept.
@@ -100,15 +123,22 @@ PyObject* item_from(decltype(&tenon_channel_receive) get, PyObject* self, PyObje
   const int64_t timeout_ns = timeout == nullptr ? -1 : Seconds{timeout}.nanoseconds();
   const ChannelCalls& calls = calls_of(self);
   if (calls.channel == nullptr) raise(PyExc_ValueError, "the channel is not open");
+  note_use();
   owners::drain();
   tenon_item* item = nullptr;
   tenon_error error;  // as in call(): only what is read below is set
   error.struct_size = sizeof error;
   error.op_code = 0;
   error.message[0] = '\0';
-  const char* const site = current_site();
+  Caller caller;
+  const char* const site = site_and_caller(&caller);
   const tenon_status status = get(calls.channel, timeout_ns, site, &item, &error);
-  if (status == TENON_OK) return item_object(calls.*item_class, item, site).release().ptr();
+  if (status == TENON_OK) {
+    const bool is_loan = get == tenon_channel_loan;
+    nb::object object = item_object(calls.*item_class, item, site, is_loan ? Caller() : caller);
+    if (is_loan && calls.is_checked) fill_with_zeros(calls.channel, item);
+    return object.release().ptr();
+  }
   if (status == TENON_ERR_TIMEOUT) {
     set_timeout_error(error.message);
   } else if (status == TENON_ERR_CLOSED && get == tenon_channel_receive) {
@@ -139,7 +169,7 @@ Loans a free slot: ``with ch.loan() as item: item.x[...] = 1`` fills it in place
 the end of the block. If an exception leaves the block, the slot is dropped.
 
 The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
-undefined.
+undefined. A field that is not used is sent with zeros.
 
 Raises
 ------
@@ -160,14 +190,16 @@ constexpr char kRecvDoc[] = R"(recv($self, timeout=None)
 --
 
 Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
+If the handler of a signal raises an exception, as for Ctrl-C, no item is received.
 
 Raises
 ------
 TimeoutError
     No item arrived in ``timeout`` seconds.
 OwnerDied
-    A producer has died, and no item is left. It is raised once for each death in each consumer. The
-    consumer may call `recv` again: other producers may still send.
+    A producer has died, and no item is left; or a process that had opened this channel and used only
+    other ones, so it may have been about to send. It is raised once for each death in each consumer.
+    The next `recv` receives from the other producers, or raises EOFError if the last one has died.
 EOFError
     The last producer has closed the channel, and no item is left; or this process has closed it.
 ValueError
@@ -196,8 +228,12 @@ void add_calls(nb::module_& module) {
   module.attr("ChannelCalls") = type;
   nb::cpp_function_def(open_calls, nb::scope(type), nb::name("_open_calls"), nb::is_method(),
                        nb::arg("channel"), nb::arg("loan_class"), nb::arg("received_class"),
+                       nb::arg("is_checked"),
                        nb::sig("def _open_calls(self, channel: NativeChannel, loan_class: type[Any], "
-                               "received_class: type[Any]) -> None"));
+                               "received_class: type[Any], is_checked: _bool) -> None"));
+  module.def("call_before_use_of_channels", call_before_use, nb::arg("function"),
+             nb::sig("def call_before_use_of_channels(function: Callable[[], None]) -> None"),
+             "Calls the function before this process uses a channel for the next time.");
 }
 
 nb::dict statistics(const Channel& channel) {
@@ -246,6 +282,7 @@ void add_channel(nb::module_& module) {
       .def(
           "wait",
           [](const Channel& self, Seconds timeout) {
+            note_use();
             call(tenon_channel_wait, self.get(), timeout.nanoseconds());
           },
           nb::arg("timeout").none())
@@ -255,6 +292,9 @@ void add_channel(nb::module_& module) {
             return self.descriptor(write ? Access::kWrite : Access::kRead);
           },
           nb::arg("write"))
+      .def("join", &Channel::join)
+      .def("leave", &Channel::leave)
+      .def("keep", [](const Channel& self) { tenon_channel_retain(self.get()); })
       .def("close", &Channel::close)
       .def("statistics", statistics, nb::sig("def statistics(self) -> dict[str, int]"));
   add_calls(module);

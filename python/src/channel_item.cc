@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <exception>
 #include <map>
 #include <new>
 #include <string>
@@ -20,14 +21,15 @@ namespace {
 // An item, until it is sent or released.
 class HeldItem {
  public:
-  // site: of the user's call
-  HeldItem(tenon_item* item, const char* site) noexcept
-      : item_(item), site_(site), sequence_(tenon_item_sequence(item)) {}
+  // site: of the user's call. caller: of a received item, until the user has done something with it
+  HeldItem(tenon_item* item, const char* site, const Caller& caller) noexcept
+      : item_(item), site_(site), caller_(caller), sequence_(tenon_item_sequence(item)) {}
   HeldItem(const HeldItem&) = delete;
   HeldItem& operator=(const HeldItem&) = delete;
   ~HeldItem() { release(); }
 
-  Array array(int32_t field) const {
+  Array array(int32_t field) {
+    caller_ = {};
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
     return Array::steal(detail::call_for<tenon_array*>(tenon_item_array, item_, field));
   }
@@ -83,7 +85,10 @@ class HeldItem {
     send();
     return true;
   }
-  uint64_t sequence() const noexcept { return sequence_; }
+  uint64_t sequence() noexcept {
+    caller_ = {};
+    return sequence_;
+  }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
     check_not_sending();
@@ -99,7 +104,26 @@ class HeldItem {
   }
   void drop() {
     check_not_sending();
+    caller_ = {};
     release();
+  }
+  // Gives a received item back. Leaves the error that is set; its own is not raised.
+  void put_back() noexcept {
+    const KeepError keep_error;
+    try {
+      call(tenon_item_put_back, item_);
+    } catch (const std::exception&) {  // a process was stopped while it changed the channel
+    }
+  }
+  // An exception leaves the instruction that has received the item, as of a signal that came with it: no code
+  // of the user has seen the item.
+  bool is_unseen() const noexcept {
+    if (caller_.frame == nullptr) return false;
+    constexpr int kMostCaches = 6;  // of a call: from CPython 3.12 on, signals are handled after them
+    Caller now;
+    (void)site_and_caller(&now);
+    const int passed = now.instruction - caller_.instruction;
+    return now.frame == caller_.frame && passed >= 0 && passed <= kMostCaches;
   }
 
  private:
@@ -124,6 +148,7 @@ class HeldItem {
 
   tenon_item* item_;
   const char* site_;
+  Caller caller_;
   uint64_t sequence_;
   bool has_ended_ = false;
   bool is_sending_ = false;
@@ -142,7 +167,10 @@ HeldItem& held_by(PyObject* object) noexcept { return reinterpret_cast<ItemObjec
 
 void free_item(PyObject* self) noexcept {
   PyTypeObject* const type = Py_TYPE(self);
-  held_by(self).~HeldItem();
+  HeldItem& held = held_by(self);
+  if (PyErr_Occurred() != nullptr && held.is_unseen()) [[unlikely]]
+    held.put_back();
+  held.~HeldItem();
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
 }
@@ -237,13 +265,13 @@ void check_item_class(nb::handle type) {
     raise(PyExc_TypeError, "%R is not derived from NativeItem", type.ptr());
 }
 
-nb::object item_object(nb::handle type, tenon_item* item, const char* site) {
+nb::object item_object(nb::handle type, tenon_item* item, const char* site, const Caller& caller) {
   PyObject* const object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type.ptr()), 0);
   if (object == nullptr) {
     tenon_item_release(item);
     nb::raise_python_error();
   }
-  new (&held_by(object)) HeldItem(item, site);
+  new (&held_by(object)) HeldItem(item, site, caller);
   return nb::steal(object);
 }
 

@@ -1460,6 +1460,12 @@ class NativeChannel:
 
     def fileno(self, write: _bool) -> int: ...
 
+    def join(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def keep(self) -> None: ...
+
     def close(self) -> None: ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -1473,7 +1479,7 @@ class ChannelCalls:
         the end of the block. If an exception leaves the block, the slot is dropped.
 
         The fields are NumPy arrays on the slot. They are empty after the block. Their initial elements are
-        undefined.
+        undefined. A field that is not used is sent with zeros.
 
         Raises
         ------
@@ -1493,21 +1499,28 @@ class ChannelCalls:
     def recv(self, timeout: float | None = None) -> Received:
         """
         Receives the next item. Its slot becomes free when the last of its arrays and their views is gone.
+        If the handler of a signal raises an exception, as for Ctrl-C, no item is received.
 
         Raises
         ------
         TimeoutError
             No item arrived in ``timeout`` seconds.
         OwnerDied
-            A producer has died, and no item is left. It is raised once for each death in each consumer. The
-            consumer may call `recv` again: other producers may still send.
+            A producer has died, and no item is left; or a process that had opened this channel and used only
+            other ones, so it may have been about to send. It is raised once for each death in each consumer.
+            The next `recv` receives from the other producers, or raises EOFError if the last one has died.
         EOFError
             The last producer has closed the channel, and no item is left; or this process has closed it.
         ValueError
             The timeout is negative.
         """
 
-    def _open_calls(self, channel: NativeChannel, loan_class: type[Any], received_class: type[Any]) -> None: ...
+    def _open_calls(self, channel: NativeChannel, loan_class: type[Any], received_class: type[Any], is_checked: _bool) -> None: ...
+
+def call_before_use_of_channels(function: Callable[[], None]) -> None:
+    """
+    Calls the function before this process uses a channel for the next time.
+    """
 
 class NativeLease:
     """The native part of tenon.Lease."""

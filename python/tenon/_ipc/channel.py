@@ -18,6 +18,7 @@ from .._errors import LeaseEscaped
 from .._sync.endings import end_views, settle
 from .._sync.lease import where_views_are_kept
 from .._values import count
+from . import membership
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +31,8 @@ class Channel(ChannelCalls):
     """Passes arrays from producer processes to consumer processes without a copy.
 
     A process becomes a producer with its first `loan`, and a consumer with its first `recv`. It may be both.
-    When a process ends, in whatever way, its items are lost, and its slots become free.
+    When a process ends, in whatever way, its items are lost, and its slots become free. At the normal end of
+    a Python process its channels are closed. Any other end of a producer is a death (`OwnerDied`).
 
     Parameters
     ----------
@@ -42,10 +44,12 @@ class Channel(ChannelCalls):
         The name for `attach` in other processes. None: other processes get the channel by its pickle.
     mode : {'queue', 'broadcast', 'latest'}
         'queue': each item goes to one consumer, writable. 'broadcast': each item goes to all consumers,
-        read-only. 'latest': `recv` returns the newest item, read-only.
+        read-only. 'latest': `recv` returns the newest item, read-only. Each `Channel` object that receives is
+        a consumer; its threads share what it receives.
     when_full : {'wait', 'drop_oldest', 'raise', 'keep'}
         The behaviour of `loan` without a free slot. 'wait': waits; a broadcast without consumers drops the
-        oldest item. 'drop_oldest': takes the slot of the oldest item that no consumer has received.
+        oldest item. 'drop_oldest': takes the slot of the oldest item that no process holds; in a broadcast,
+        consumers that have not received it miss it.
         'raise': LeaseConflict; a broadcast as for 'wait'. 'keep': waits, also for the first consumer of a
         broadcast.
 
@@ -58,6 +62,8 @@ class Channel(ChannelCalls):
     MemoryError, OSError
         As `empty`.
     """
+
+    _is_member = True
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class Channel(ChannelCalls):
     def attach(cls, name: str) -> Channel:
         """Opens the channel that a process of this user shares under a name. Errors are those of
         `tenon.attach`; ValueError if the name belongs to another object."""
-        return _open(_core.attach(name))
+        return _open(_core.attach(name), True)
 
     def _open(self, native: _core.NativeChannel) -> None:
         names = tuple(field for field, _, _ in native.fields())
@@ -93,7 +99,7 @@ class Channel(ChannelCalls):
         loan_class, received_class = Loan.with_fields(names), Received.with_fields(names)
         loan_class._numbers = received_class._numbers = numbers
         loan_class._check = checks_fields()
-        self._open_calls(native, loan_class, received_class)  # fails if the channel is open
+        self._open_calls(native, loan_class, received_class, loan_class._check)  # fails if it is open
         self._native = native
         # The tasks of each event loop that wait for a descriptor.
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], list[asyncio.Future[None]]] = {}
@@ -101,6 +107,7 @@ class Channel(ChannelCalls):
         self.slots: int = options[0]
         self.mode: str = _MODES[options[1]]
         self.when_full: str = _WHEN_FULL[options[2]]
+        membership.add(self)
 
     @property
     def schema(self) -> dict[str, tuple[_core.dtype, tuple[int, ...]]]:
@@ -200,10 +207,10 @@ class Channel(ChannelCalls):
         return self._native.statistics()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open, (self._native.memory(),)
+        return _open, (self._native.memory(), True)
 
     def __deepcopy__(self, memo: object) -> Channel:
-        return _open(self._native.memory())  # as a copy and a pickle: the memory is shared
+        return _open(self._native.memory(), True)  # as a copy and a pickle: the memory is shared
 
     def __repr__(self) -> str:
         now = self.stats()
@@ -213,8 +220,10 @@ class Channel(ChannelCalls):
         )
 
 
-def _open(memory: NDArray) -> Channel:
+def _open(memory: NDArray, is_member: bool = False) -> Channel:
+    """is_member: consumers are told of the death of this process also before its first loan."""
     channel = object.__new__(Channel)
+    channel._is_member = is_member
     channel._open(_core.NativeChannel.open(memory))
     return channel
 
@@ -270,7 +279,7 @@ class Loan(Fields, NativeItem):
             del frame
             gc.collect()  # views in reference cycles that nothing uses
             settle(is_error_near=True)
-            where = where_views_are_kept([self._field_array(number) for number in range(len(self._names))])
+            where = where_views_are_kept([self._field_array(number) for number in viewed])
         try:
             self._send_item()
         except LeaseEscaped as error:

@@ -104,6 +104,14 @@ def _shut_down(shut_down: Callable[[float], None] = _core.shut_down_engine) -> N
         log.warning("ops are left behind at exit: %s", error)
 
 
+_AT_PROCESS_END: list[Callable[[], None]] = []
+
+
+def call_at_process_end(function: Callable[[], None]) -> None:
+    """Calls the function at the end of each process of multiprocessing, after its ops."""
+    _AT_PROCESS_END.append(function)
+
+
 def _finish() -> None:
     """At the end of a process of multiprocessing, where threads may still push ops."""
     try:
@@ -111,6 +119,8 @@ def _finish() -> None:
     except Exception as error:
         log.warning("ops are left behind at the end of a process: %s", error)
     _core.report_failures()
+    for function in _AT_PROCESS_END:
+        function()
 
 
 _is_registered = False  # with multiprocessing
@@ -129,7 +139,11 @@ def _finish_with_multiprocessing() -> None:
         util.Finalize(None, _finish, exitpriority=0)
 
     util.register_after_fork(_finish_with_multiprocessing, register)
-    if sys.modules["multiprocessing.process"].parent_process() is not None:
+    process = sys.modules["multiprocessing.process"]
+    is_spawned = getattr(
+        process.current_process(), "_inheriting", False
+    )  # it does not run register_after_fork
+    if is_spawned or process.parent_process() is not None:
         register()  # this process has begun, and its task imports the package
 
 

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -130,6 +131,23 @@ def test_a_broadcast_is_read_only_and_a_queue_s_item_is_writable():
                 x[0] = 1
 
 
+def test_each_channel_object_that_receives_gets_every_item():
+    channel = tn.Channel(SCHEMA, slots=3, mode="broadcast", when_full="raise")
+    recorder, viewer = copy.deepcopy(channel), copy.deepcopy(channel)
+    for consumer in (recorder, viewer):
+        with pytest.raises(TimeoutError):
+            consumer.recv(timeout=0)
+    put(channel, range(2))
+    kept = viewer.recv(timeout=0).x
+    assert taken(recorder, 2) == [0, 1]
+    put(channel, [2])
+    with pytest.raises(tn.LeaseConflict):  # the viewer has item 0 in hand, and the others to receive
+        channel.loan()
+    assert kept.tolist() == [0] * 1000
+    assert taken(viewer, 2) == [1, 2]
+    assert taken(recorder, 1) == [2]
+
+
 def test_whoever_asks_for_the_latest_gets_it_and_who_sends_never_waits():
     channel = tn.Channel(SCHEMA, slots=4, mode="latest", name="tenon.test.latest")
     reader = tn.Channel.attach("tenon.test.latest")
@@ -181,6 +199,22 @@ def test_the_oldest_items_go_where_the_channel_says_so():
     assert channel.stats()["dropped"] == 7
 
 
+@pytest.mark.parametrize("check", ["", "fields"])
+def test_what_was_not_written_is_no_item_of_another_sender(check, monkeypatch):
+    """By default a field that was not used; with the check also the rest of a field."""
+    monkeypatch.setenv("TENON_DEBUG", check)
+    channel = tn.Channel(SCHEMA, slots=1)
+    put(channel, [7])
+    assert taken(channel, 1) == [7]
+    with channel.loan() as item:
+        item.k = 8
+        if check:
+            item.x[:3] = 1
+    received = channel.recv(timeout=0)
+    assert received.k.item() == 8
+    assert received.x.tolist() == ([1] * 3 + [0] * 997 if check else [0] * 1000)
+
+
 def test_an_exception_drops_the_item_and_so_does_a_view_that_lives_on():
     channel = tn.Channel(SCHEMA, slots=2)
     with pytest.raises(KeyError), channel.loan() as item:
@@ -226,6 +260,50 @@ def test_a_killed_producer_loses_its_loan_and_consumers_are_told_once():
     put(channel, [1, 2])  # both slots are there
     assert taken(channel, 2) == [1, 2]
     assert channel.stats()["deaths"] == 1
+
+
+def answer(requests, replies, end):
+    requests.recv(timeout=SECONDS)
+    if end == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "raises":
+        raise KeyError
+    if end == "replies":
+        with replies.loan() as item:
+            item.k = 1
+
+
+@pytest.mark.parametrize(
+    ("end", "wanted"),
+    [("killed", tn.OwnerDied), ("raises", tn.OwnerDied), ("returns", TimeoutError), ("replies", EOFError)],
+)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_client_is_told_how_its_server_has_ended(end, wanted, method):
+    """Also if it ends after it has got its first request, and before its first reply. A normal end closes."""
+    requests, replies = tn.Channel(SCHEMA), tn.Channel(SCHEMA)
+    server = started(answer, requests, replies, end, context=multiprocessing.get_context(method))
+    put(requests, [1])
+    server.join(SECONDS)
+    if end == "replies":
+        assert replies.recv(timeout=SECONDS).k.item() == 1
+    with pytest.raises(wanted) as told:
+        replies.recv(timeout=0)
+    if wanted is tn.OwnerDied:
+        assert told.value.pid == server.pid
+    with pytest.raises(TimeoutError):
+        replies.recv(timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "wanted"), [("pass", EOFError), ("raise KeyboardInterrupt", EOFError), ("1 / 0", tn.OwnerDied)]
+)
+def test_a_program_that_ends_normally_closes_its_channels(end, wanted, name):
+    channel = tn.Channel(SCHEMA, name=name)
+    program = f"import tenon as tn; c = tn.Channel.attach({name!r}); c.loan().send(); kept = c.loan(); {end}"
+    subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL, check=False)
+    assert channel.recv(timeout=0).k.item() == 0
+    with pytest.raises(wanted):
+        channel.recv(timeout=0)
 
 
 def take_and_wait(channel, has_begun):
@@ -299,6 +377,56 @@ def test_other_tasks_run_while_items_and_slots_are_ready():
 
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(program())
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(*_):
+    raise Interrupted
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast", "latest"])
+def test_a_signal_that_comes_with_an_item_leaves_it(mode):
+    """It comes while this thread has the item, and waits for the GIL to return it."""
+    channel = tn.Channel(SCHEMA, slots=4, mode=mode)
+    main = threading.main_thread()
+
+    def send_and_interrupt():
+        asleep = 0
+        while asleep < 5:
+            time.sleep(0.01)
+            asleep = asleep + 1 if is_asleep(main) else 0
+        sys.setswitchinterval(SECONDS)  # from here on, this thread keeps the GIL
+        put(channel, [7])
+        while channel.stats()["received"] == 0:
+            pass
+        signal.pthread_kill(main.ident, signal.SIGUSR1)
+        sys.setswitchinterval(interval)
+
+    interval, before = sys.getswitchinterval(), signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=send_and_interrupt)
+    thread.start()
+    try:
+        with pytest.raises(Interrupted):
+            channel.recv(timeout=SECONDS)
+    finally:
+        thread.join(SECONDS)
+        signal.signal(signal.SIGUSR1, before)
+    assert channel.stats()["in_use"] == 0
+    assert taken(channel, 1) == [7]
+
+
+def test_an_item_that_code_has_seen_is_received_once():
+    """Of a call that fails after `recv` has returned."""
+    channel = tn.Channel(SCHEMA, slots=4)
+    put(channel, range(3))
+    with pytest.raises(TypeError):
+        int(channel.recv(timeout=0))
+    with pytest.raises(ZeroDivisionError):
+        (channel.recv(timeout=0).k, 1 / 0)
+    assert taken(channel, 1) == [2]
 
 
 def is_asleep(thread):
@@ -481,7 +609,7 @@ def test_a_channel_is_opened_once():
         channel.loan().send()
         assert (list(channel.schema), channel.stats()["sent"]) == (["x"], 1)
         with pytest.raises(TypeError, match="is not derived from NativeItem"):
-            object.__new__(tn.Channel)._open_calls(channel._native, int, int)
+            object.__new__(tn.Channel)._open_calls(channel._native, int, int, False)
 
 
 def test_copies_of_a_channel_are_openings_of_it():
