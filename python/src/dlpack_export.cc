@@ -6,7 +6,6 @@
 #include "devices.h"
 #include "dlpack_capsule.h"
 #include "elements.h"
-#include "frames.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "sites.h"
@@ -26,19 +25,12 @@ bool wants_host(PyObject* wanted, tenon_device own) {
         device_name(own).ptr(), static_cast<long long>(device.first), static_cast<long long>(device.second));
 }
 
-// A function of PyTorch calls __dlpack__. Not seen: a capsule that the program makes and passes to PyTorch.
-bool is_asked_by_torch() {
-  const nb::object frame = innermost_frame();
-  if (!frame.is_valid()) return false;
-  const nb::object module = frame.attr("f_globals").attr("get")("__name__", "");
-  return nb::cast<std::string>(nb::str(module)).starts_with("torch.");
-}
-
 // PyTorch ignores READ_ONLY, so it gets a copy of a read-only array, as a.torch() gives it. At a negative
-// stride it throws a C++ exception through its importer, which ends the process. Returns whether to copy.
+// stride it throws a C++ exception through its importer, which ends the process. Returns whether to copy. Not
+// seen: a capsule that the program makes and passes to PyTorch.
 bool heed_torch(const tenon_array_desc& array, bool may_copy) {
   const bool is_readonly = (array.flags & TENON_READONLY) != 0;
-  if (!(is_readonly || has_negative_stride(array)) || !is_asked_by_torch()) return false;
+  if (!(is_readonly || has_negative_stride(array)) || !is_called_by_torch()) return false;
   if (!is_readonly) raise(PyExc_BufferError, "PyTorch has no negative strides: pass a.copy()");
   if (!may_copy) {
     raise(PyExc_BufferError,

@@ -14,6 +14,7 @@ namespace {
 struct CodePlace {
   Position position{nullptr, 0};
   bool is_library = false;
+  bool is_torch = false;
   const char* text = nullptr;
 };
 
@@ -38,12 +39,18 @@ const char* kept_site(const std::string& site) {
   return texts->insert(site).first->c_str();
 }
 
+bool is_of_torch(nb::handle frame) {
+  const nb::object module = frame.attr("f_globals").attr("get")("__name__", "");
+  return text_of(nb::str(module)).starts_with("torch.");
+}
+
 // frame: null for the line where the code begins.
 void describe(nb::handle code, nb::handle frame, CodePlace& place) {
   const std::string name(text_of(nb::object(code.attr("co_filename"))));
   const int line = frame.is_valid() ? PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.ptr()))
                                     : nb::cast<int>(code.attr("co_firstlineno"));
   place.is_library = is_library_file(name);
+  place.is_torch = frame.is_valid() && is_of_torch(frame);
   place.text = kept_site(name + ":" + std::to_string(line));
 }
 
@@ -116,6 +123,20 @@ const char* site_at(nb::handle frame) noexcept {
   } catch (...) {
     forget_exception();
     return nullptr;
+  }
+}
+
+bool is_called_by_torch() noexcept {
+  const KeepError keep_error;
+  try {
+    const nb::object frame = innermost_frame();
+    if (!frame.is_valid()) return false;
+    const Position position = Position::of(frame);
+    const nb::object code = nb::steal(position.code);
+    return place_of(position, frame).is_torch;
+  } catch (...) {
+    forget_exception();
+    return false;
   }
 }
 

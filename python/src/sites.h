@@ -25,6 +25,9 @@ const char* site_at(nb::handle frame) noexcept;
 // current_site(), and the position of the innermost frame, in any file.
 const char* site_and_caller(Caller* caller) noexcept;
 
+// The innermost function is one of PyTorch's. Requires the GIL; keeps an exception in flight.
+bool is_called_by_torch() noexcept;
+
 // The line where a function of the user's begins; current_site() for other objects. As above.
 const char* site_of_function(nb::handle function) noexcept;
 

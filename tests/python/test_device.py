@@ -263,6 +263,33 @@ def test_a_tensor_that_lives_is_a_view():
     )
 
 
+def test_pytorch_gets_a_copy_of_a_readonly_array_unless_the_caller_promises():
+    run("""
+        from types import ModuleType, SimpleNamespace
+        got = []
+        torch = sys.modules["torch"] = ModuleType("torch")
+        torch.Tensor, torch.from_dlpack = object, got.append
+        torch.cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0))
+        asked = {"__name__": "torch.utils.dlpack"}
+        exec("def ask(x, **options): return x.__dlpack__(max_version=(1, 0), stream=1, **options)", asked)
+
+        a = tn.zeros(4, device="cuda:0")
+        fixed = a.readonly()
+        copy, shared = fixed.torch(), fixed.torch(trust=True)
+        copy, shared = got[0], dl.take(got[1])
+        assert copy.writable and copy.data_ptr != a.data_ptr
+        assert shared.data == a.data_ptr and shared.flags == 1
+        copied = dl.take(asked["ask"](fixed))
+        assert copied.data not in (a.data_ptr, None) and copied.flags == 2
+        try:
+            asked["ask"](fixed, copy=False)
+        except BufferError as error:
+            assert "trust=True" in str(error)
+        shared.release()
+        copied.release()
+    """)
+
+
 def test_spawned_processes_share_an_array_on_a_device():
     run(
         """
