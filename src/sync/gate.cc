@@ -150,14 +150,15 @@ void leave_gates(Request& request, bool has_written) noexcept {
       continue;
     }
     GrantId grant = kNoGrant;
-    bool is_left_to_streams = false;
+    bool is_left_to_others = false;
     {
       const std::scoped_lock lock(e.queue->lock);
       grant = std::exchange(e.grant, kNoGrant);
       e.needs_grant = e.is_appended;
-      is_left_to_streams = !e.queue->is_plain() && e.queue->is_grant_of_streams(grant);
+      const bool may_be_left = !e.queue->is_plain() || e.views != nullptr;
+      is_left_to_others = may_be_left && e.queue->is_grant_of_others(grant);
     }
-    if (is_left_to_streams) e.queue->gate()->disown(grant);
+    if (is_left_to_others) e.queue->gate()->disown(grant);
     e.queue->gate()->leave(grant, has_written && e.access == Access::kWrite);
   }
   if (request.gate_quota == 0) return;

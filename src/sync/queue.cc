@@ -390,15 +390,19 @@ const View* Queue::granted_view(Access access, const Extent& extent) const noexc
   return nullptr;
 }
 
-bool Queue::is_grant_of_streams(GrantId grant) const noexcept {
-  const auto is_of_view = [grant](const View* v) {
-    while (v != nullptr && v->grant != grant) v = v->next;
-    return v != nullptr;
-  };
-  if (is_of_view(views_)) return false;
+bool Queue::is_grant_of_others(GrantId grant) const noexcept {
   bool is_any = false;
+  const auto is_of_own_view = [grant, &is_any](const View* v) {
+    for (; v != nullptr; v = v->next) {
+      if (v->grant != grant) continue;
+      if (!v->is_exported) return true;
+      is_any = true;
+    }
+    return false;
+  };
+  if (is_of_own_view(views_)) return false;
   for (const RequestPart* e = head_; e != nullptr; e = e->next) {
-    if ((e->grant == grant && !e->is_submitted) || is_of_view(e->views)) return false;
+    if ((e->grant == grant && !e->is_submitted) || is_of_own_view(e->views)) return false;
     is_any |= e->grant == grant;
   }
   return is_any;

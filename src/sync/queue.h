@@ -180,8 +180,9 @@ class Queue : public QueueBase {
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
   // A view of the host with a grant that covers extent and allows access, or null.
   const View* granted_view(Access access, const Extent& extent) const noexcept;
-  // Only work on streams uses the grant. It ends by itself, so that nobody owns the grant.
-  bool is_grant_of_streams(GrantId grant) const noexcept;
+  // Only work on streams and exports to other libraries use the grant. They end by themselves, or on any
+  // thread, so that nobody owns the grant.
+  bool is_grant_of_others(GrantId grant) const noexcept;
   // After a fork, in the child: marks the views with a grant as inherited.
   void mark_views_inherited() noexcept;
   const View* inherited_view() const noexcept;

@@ -646,9 +646,9 @@ void close_view(View& view, Request& rest) noexcept {
   queue.insert_submitted(&part, &ready);
   queue.remove_view(&view, &ready);
   const GrantId grant = part.grant;
-  const bool is_left_to_streams = rest.is_gated && queue.is_grant_of_streams(grant);
+  const bool is_left_to_others = rest.is_gated && queue.is_grant_of_others(grant);
   queue.lock.unlock();
-  if (is_left_to_streams) queue.gate()->disown(grant);
+  if (is_left_to_others) queue.gate()->disown(grant);
   if (!ready.is_empty()) notify(ready);
 }
 

@@ -375,6 +375,22 @@ def test_crossed_leases_of_three_processes_end_in_a_deadlock_error(other, anothe
     assert errors
 
 
+def test_an_export_that_continues_a_lease_is_in_no_deadlock(other, lock_timeout):
+    """A thread of the library that has it may drop it at any time."""
+    a, b = tn.zeros(3, shared=True), tn.zeros(3, shared=True)
+    lease = a.lease("w")
+    export = np.from_dlpack(a)
+    lease.release()
+    other.ask("lease = b.lease('w')", a=a, b=b)
+    other.start("a[0] = 1\nlease.release()")
+    assert other.is_busy()
+    with pytest.raises(TimeoutError):
+        b.lease("w", timeout=0.3)
+    del export
+    other.answer()
+    assert a.tolist() == [1, 0, 0]
+
+
 def test_a_wait_that_a_queue_of_others_ends_is_no_deadlock(other, another):
     """Waits for each other without a cycle: a chain of three processes."""
     a, b = tn.zeros(3, shared=True), tn.zeros(3, shared=True)
