@@ -11,6 +11,7 @@
 #include "ending_threads.h"
 #include "errors.h"
 #include "frames.h"
+#include "names.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "numpy_view.h"
@@ -152,6 +153,8 @@ void begin(WithBlock& block) {
   if (block.is_entered) {
     raise(PyExc_RuntimeError, "a block cannot be entered a second time: call read() or write() again");
   }
+  if (block.is_write && has_outlived_views()) [[unlikely]]
+    callback(Callback::kHeedOutlived)(nb::handle(block.array));
   block.is_entered = true;
   prepare_numpy_views();
 }

@@ -43,6 +43,7 @@ enum class Callback : size_t {
   kTextOf,
   kEndViews,
   kHeedSurvivors,
+  kHeedOutlived,
   kSettle,
   kWaitForSearches,
   kCertaintyOf,

@@ -245,8 +245,11 @@ bool has_only_names_anywhere(PyObject* object, PyObject* holder, PyObject* block
 }
 
 Py_ssize_t n_unsettled = 0;  // under the GIL
+Py_ssize_t n_outlived = 0;   // under the GIL
 
 }  // namespace
+
+bool has_outlived_views() noexcept { return n_outlived != 0; }
 
 void settle_views() {
   if (n_unsettled != 0) callback(Callback::kSettle)();
@@ -264,6 +267,9 @@ void add_names(nb::module_& module) {
   module.def(
       "note_unsettled", [](Py_ssize_t n) { n_unsettled = n; }, nb::arg("n"),
       "How many views that have ended still hold their memory: waits look at them again.");
+  module.def(
+      "note_outlived", [](Py_ssize_t n) { n_outlived = n; }, nb::arg("n"),
+      "How many views have outlived blocks that wrote: further blocks that write look for them.");
   module.def(
       "set_plain_types", [](const nb::object& types) { plain_types = nb::object(types).release().ptr(); },
       nb::arg("types"), nb::sig("def set_plain_types(types: frozenset[type]) -> None"),

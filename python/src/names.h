@@ -28,6 +28,9 @@ bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search, Py
 // Requires the GIL. Throws nb::python_error.
 void settle_views();
 
+// Whether a view of a block that wrote has outlived it. Requires the GIL.
+bool has_outlived_views() noexcept;
+
 void add_names(nb::module_& module);
 
 }  // namespace tenon::python

@@ -357,6 +357,10 @@ void add_numpy_view(nb::module_& module) {
       "rooted_pair", [](const Array& array) { return rooted_pair(array, current_site()); }, nb::arg("array"),
       nb::sig("def rooted_pair(array: NDArray) -> list[Any]"),
       "A new NumPy array over the memory, and its root: arrays that are made from it have this base, too.");
+  module.def(
+      "site_at", [](nb::handle frame) { return site_at(frame); }, nb::arg("frame"),
+      nb::sig("def site_at(frame: object) -> str | None"),
+      "The line at which a frame, or the first one around it that is not a library's, is.");
   module.def("end_if_lone", end_if_lone, nb::arg("views"), nb::arg("frame"),
              nb::sig("def end_if_lone(views: list[Any], frame: object) -> bool"),
              "Ends a view if nothing refers to it and its root but the list and at most one variable of the\n"

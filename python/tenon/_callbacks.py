@@ -51,6 +51,7 @@ _core.set_callbacks(
         "text_of": _errors.text_of,
         "end_views": endings.end_views,
         "heed_survivors": lease.heed_survivors,
+        "heed_outlived": lease.heed_outlived,
         "settle": endings.settle,
         "wait_for_searches": endings.wait_for_searches,
         "certainty_of": counts.certainty_of,

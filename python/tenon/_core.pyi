@@ -846,6 +846,11 @@ def rooted_pair(array: NDArray) -> list[Any]:
     A new NumPy array over the memory, and its root: arrays that are made from it have this base, too.
     """
 
+def site_at(frame: object) -> str | None:
+    """
+    The line at which a frame, or the first one around it that is not a library's, is.
+    """
+
 def end_if_lone(views: list[Any], frame: object) -> _bool:
     """
     Ends a view if nothing refers to it and its root but the list and at most one variable of the
@@ -858,6 +863,11 @@ def hold_view(array: NDArray) -> object:
 def note_unsettled(n: int) -> None:
     """
     How many views that have ended still hold their memory: waits look at them again.
+    """
+
+def note_outlived(n: int) -> None:
+    """
+    How many views have outlived blocks that wrote: further blocks that write look for them.
     """
 
 def set_plain_types(types: frozenset[type]) -> None:

@@ -63,6 +63,10 @@ class LeaseEscaped(TenonError):
     """A view outlived the lease or the op's body under which it was taken."""
 
 
+class LeaseEscapedWarning(UserWarning):
+    """A block begins to write memory that a view of an earlier block of the same thread still shows."""
+
+
 class DeadlockError(TenonError):
     """The wait would never end, because what it waits for waits for a lease of the caller."""
 
@@ -88,7 +92,8 @@ class OwnerDied(TenonError):
         return str(self.args[0])
 
 
-for _kind in (TenonError, OpError, LeaseConflict, LeaseEscaped, DeadlockError, MovedError, OwnerDied):
+_kind: type[Exception]
+for _kind in (*TenonError.__subclasses__(), TenonError, LeaseEscapedWarning):
     _kind.__module__ = "tenon"  # tracebacks, pickles and the documentation show the public name
 
 

@@ -640,7 +640,10 @@ def test_exits_and_forks_with_survivors_end_well():
         print("done")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=WATCHDOG
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 

@@ -15,8 +15,8 @@ from .._array.fields import Fields, FieldsLike, described, named
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
-from .._sync.endings import Views
-from .._sync.lease import TimeLimit, heed_survivors, taken, taken_later
+from .._sync.endings import Views, outlived
+from .._sync.lease import TimeLimit, heed_outlived, heed_survivors, taken, taken_later
 from .._values import seconds
 
 if TYPE_CHECKING:
@@ -250,6 +250,8 @@ class Use:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call use() again")
         self._arena._check_dtypes(self._layout)
+        if outlived and self._is_write and self._arena.active == self._layout:  # else it is refused
+            heed_outlived(self._arena._data)
         ignores = self._on_owner_died == "ignore"
         self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
         return self._lease

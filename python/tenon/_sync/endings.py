@@ -4,6 +4,9 @@
 After the block its array has no elements, whatever refers to it. It also releases the memory, unless an
 object refers to it that may know the address of the memory, such as a tensor. Then the array is *unsettled*
 until that object is gone.
+
+Other arrays and tensors over the memory stay as they are: they have *outlived* the block. The next block of
+the same thread would change what they show, so it looks for them (`heed_outlived`, lease.py).
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import types
 import weakref
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _core
+from .tasks import current_task, number_of
 
 _SEARCH_SECONDS = 10.0
 
@@ -37,6 +41,21 @@ _searching = threading.RLock()
 # the last look.
 _unsettled: dict[int, tuple[weakref.ref[Any], int]] = {}
 _NEVER = sys.maxsize
+
+
+class Outlived(NamedTuple):
+    """What has outlived a block that wrote."""
+
+    root: weakref.ref[Any]  # the base of all arrays over the view of the block
+    begin: int  # where the bytes begin and end
+    end: int
+    thread: int
+    task: int  # 0: none
+    site: str  # the line of the block
+    is_near: bool  # a tensor or memoryview among the variables of the function with the block is a part of it
+
+
+outlived: dict[int, Outlived] = {}  # by the identity of the root
 
 
 def _forget_searches() -> None:
@@ -117,11 +136,14 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
     trace = error.__traceback__ if error is not None else None
     is_free = _end_views(views, roots, frame, trace, False)
     if not is_free:
-        is_thorough = bool(views) and not _has_export_among_variables(views, roots[0], frame)
+        is_near = bool(views) and _has_export_among_variables(views, roots[0], frame)
+        is_thorough = bool(views) and not is_near
         with no_other_search():
             is_free = _end_views(views, roots, frame, trace, is_thorough)
         if views:
             _leave_unsettled(views, is_thorough)
+        if not is_free and roots[0].flags.writeable:
+            _note_outlived(roots, frame, is_near)
     return is_free
 
 
@@ -198,6 +220,28 @@ def _variables_over(roots: list[Any], frame: FrameType | None) -> dict[int, tupl
             first, n = found.get(id(holder[0]), (holder, 0))
             found[id(holder[0])] = first, n + 1
     return found
+
+
+# --- what has outlived its block
+
+
+def _note_outlived(roots: list[Any], frame: FrameType | None, is_near: bool) -> None:
+    key = id(roots[0])
+    site = _core.site_at(frame) if frame is not None else None
+    outlived[key] = Outlived(
+        weakref.ref(roots[0], lambda _: _forget_outlived(key)),
+        *_core.addresses(roots[0]),
+        threading.get_ident(),
+        number_of(current_task()),
+        site or "a line that is not known",
+        is_near,
+    )
+    _core.note_outlived(len(outlived))
+
+
+def _forget_outlived(key: int) -> None:
+    if outlived.pop(key, None) is not None:
+        _core.note_outlived(len(outlived))
 
 
 # --- views that are unsettled

@@ -6,15 +6,19 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
+import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
 from .._core import NativeLease, NDArray
-from .._errors import LeaseEscaped, OpError, OwnerDied, TenonError, text_of
-from .endings import settle
+from .._errors import LeaseEscaped, LeaseEscapedWarning, OpError, OwnerDied, TenonError, text_of
+from .endings import Outlived, outlived, settle
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
 
@@ -64,6 +68,8 @@ class Lease:
         self.array = array
         self.mode = mode
         check_on_owner_died(on_owner_died)
+        if outlived and mode == "w":
+            heed_outlived(array)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
         self._task = current_task()
         while True:  # as taken(), inlined: a call takes a fifth of the time of a lease
@@ -149,7 +155,7 @@ async def nothing_later() -> None:
 def heed_survivors(array: NDArray, what: str) -> None:
     """After the end of a block with views that still exist. They hold the memory until they are gone. With
     ``TENON_DEBUG=leases`` this is an error."""
-    if "leases" not in os.environ.get("TENON_DEBUG", "").split(","):
+    if not _is_debugging():
         return
     gc.collect()  # which frees views in dead cycles
     settle(is_error_near=True)
@@ -160,6 +166,94 @@ def heed_survivors(array: NDArray, what: str) -> None:
             f"{count} of the {what} still exist{'s' * (len(views) == 1)} after the block"
             f"{where_views_are_kept([array], views)}; drop such views, or copy what is to be kept"
         )
+
+
+def _is_debugging() -> bool:
+    return "leases" in os.environ.get("TENON_DEBUG", "").split(",")
+
+
+_Line = tuple[str, int]  # file and number
+_warned: dict[_Line, list[Any]] = {}  # with the filters of warnings: where these change, it warns again
+_looks: Counter[_Line] = Counter()
+
+
+def heed_outlived(array: NDArray) -> None:
+    """Before a block or lease that writes: warns, once a line, if something has outlived an earlier block on
+    these bytes. It continues the lease of that block, so all other threads and tasks wait for it, but not the
+    owner of the lease, which would change what it shows. With ``TENON_DEBUG=leases`` this is an error.
+
+    It is none if only a variable of the calling function shows the bytes."""
+    kept = _outlived_on(array)
+    if not kept:
+        return
+    frame = _caller()
+    line = frame.f_code.co_filename, frame.f_lineno
+    if _warned.get(line) == warnings.filters:
+        return
+    if all(one.is_near for one in kept):
+        # Usually a variable of the function, which a loop sets again. A search takes long: not in each step.
+        _looks[line] += 1
+        if _looks[line].bit_count() != 1:
+            return
+    texts = _kept_elsewhere(array)
+    if texts is None:
+        return
+    for generation in range(0 if texts else 3):  # it may be in a dead cycle
+        gc.collect(generation)
+        settle(is_error_near=True)
+        kept = _outlived_on(array)
+        if not kept:
+            return
+    sites = ", ".join(sorted({one.site for one in kept}))
+    text = (
+        "this block is about to change what a view of an earlier block shows, which outlived that block at "
+        f"{sites}{'; kept by: ' if texts else ''}{'; '.join(texts[:_MAX_NAMED])}; copy what is to be kept "
+        "(`v.copy()`), or drop such views before the next block"
+    )
+    if _is_debugging():
+        raise LeaseEscaped(text)
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "?")
+    try:
+        warnings.warn_explicit(text, LeaseEscapedWarning, *line, module, registry)
+    except LeaseEscapedWarning:  # a filter makes it an error
+        _looks[line] = 0
+        raise
+    _warned[line] = list(warnings.filters)
+
+
+def _outlived_on(array: NDArray) -> list[Outlived]:
+    """What the caller's own blocks have left on these bytes."""
+    begin, end = _core.addresses(array)
+    thread, task = threading.get_ident(), number_of(current_task())
+    return [
+        one
+        for one in list(outlived.values())
+        if one.begin < end and begin < one.end and one.thread == thread and one.task in (0, task)
+    ]
+
+
+def _caller() -> FrameType:
+    """The innermost function outside of this package and of contextlib."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("tenon", "contextlib"):
+            break
+        frame = frame.f_back
+    return frame
+
+
+def _kept_elsewhere(array: NDArray) -> list[str] | None:
+    """What shows the bytes of an array, besides variables of the calling function; None: only these do."""
+    from .views import places
+
+    try:
+        found = [place for place in places(array) if not place.is_original]
+    except Exception:  # the warning matters more
+        return []
+    others = [place.text for place in found if not place.is_own_variable]
+    is_near = found and not others and not any(place.is_held_elsewhere for place in found)
+    return None if is_near else list(dict.fromkeys(others))
 
 
 def where_views_are_kept(arrays: list[NDArray], views: list[Holder] | None = None) -> str:

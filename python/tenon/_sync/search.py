@@ -80,6 +80,7 @@ class ViewPlace:
     is_movable: bool  # that array itself, if from_numpy(mode='move') takes it
     is_of_block: bool  # a variable names it, and the end of a block would empty it
     is_of_buffer: bool  # taken from `a.readonly()`, it would only read
+    is_own_variable: bool  # a variable of the code that calls Tenon names it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,6 +467,7 @@ class Search:
             "is_original": is_original,
             "is_movable": is_original and is_array and _is_movable(view),
             "is_of_block": is_variable and len(chain) == 2 and type(view) is np.ndarray,
+            "is_own_variable": is_variable and len(chain) == 2 and scope == "",
             "is_of_buffer": _is_of_buffer(view),
         }
         for text, path in zip(texts, paths):

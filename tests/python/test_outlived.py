@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block that would change what a part of an earlier block's array shows says so before it begins."""
+
+import asyncio
+import contextlib
+import queue
+import warnings
+
+import pytest
+
+import tenon as tn
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "shared"])
+def shared(request):
+    return request.param
+
+
+def tensor_of(v):
+    return pytest.importorskip("torch").from_numpy(v)
+
+
+PARTS = {
+    "slice": lambda v: v[1:],
+    "memoryview": memoryview,
+    "tensor": tensor_of,
+    "part of a tensor": lambda v: tensor_of(v)[1:],
+}
+BLOCKS = {
+    "write": lambda a: a.write(),
+    "overwrite": lambda a: a.write(overwrite=True),
+    "part": lambda a: a[2:].write(),
+    "lease": lambda a: a.lease("w"),
+}
+
+
+@contextlib.contextmanager
+def warnings_are(action):
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter(action)
+        yield shown
+
+
+@pytest.mark.names_count
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_block_that_would_change_what_a_view_shows_does_not_begin_silently(
+    part, block, shared, monkeypatch
+):
+    monkeypatch.setattr("tenon._sync.lease._warned", {})  # of the other cases
+    a, kept = tn.full((4, 3), 8, shared=shared), queue.Queue()
+
+    def write():
+        with a.write() as v:
+            kept.put(PARTS[part](v))
+
+    def write_again():
+        with BLOCKS[block](a):
+            a[2:] = 2
+
+    write()
+    for _ in range(2):
+        with warnings_are("error"), pytest.raises(tn.LeaseEscapedWarning, match=r"kept by: .*`kept`") as told:
+            write_again()
+    assert f"outlived that block at {__file__}:{write.__code__.co_firstlineno + 1};" in str(told.value)
+    assert a.tolist() == [[8] * 3] * 4
+    with warnings_are("always") as shown:
+        for _ in range(3):
+            write_again()
+    assert [(w.category, w.filename) for w in shown] == [(tn.LeaseEscapedWarning, __file__)]
+    kept.get()
+    with warnings_are("error"):
+        write_again()
+
+
+@pytest.mark.names_count
+def test_a_block_begins_silently_if_no_other_code_has_its_memory(shared):
+    a = tn.full((4, 3), 8, shared=shared)
+    torch = pytest.importorskip("torch")
+
+    def loop():
+        for _ in range(5):
+            with a.write() as v:
+                part, export, t = v[1:], memoryview(v), torch.from_numpy(v)
+                t += 1
+        assert part.size == 0 and export[0, 0] == 13 and t[0, 0] == 13
+
+    def leave_a_cycle():
+        with a[:2].write() as v:
+            cycle = [v[1:]]
+            cycle.append(cycle)
+
+    with warnings_are("error"):
+        loop()
+        with a.write():
+            raw = torch.from_dlpack(a)  # on purpose
+        with a.write() as v:
+            v += 1
+            assert raw[0, 0] == 14
+        del raw
+        for _ in range(3):
+            leave_a_cycle()
+        kept = []
+        with a[:2].write() as v:
+            kept.append(v[1:])
+        for block in (a[2:].write(), a.read()):
+            with block:
+                pass
+
+
+def test_a_task_and_an_arena_warn_of_what_has_outlived_their_blocks(monkeypatch):
+    a, arena, kept = tn.ones(4), tn.Arena({"x": {"v": ("f4", (4,))}}), []
+
+    async def write():
+        async with a.write() as v:
+            kept.append(v[1:])
+
+    async def run():
+        await write()
+        await write()
+
+    def use():
+        with arena.use("x") as f:
+            kept.append(f.v[1:])
+
+    for begin in (lambda: asyncio.run(run()), lambda: (use(), use())):
+        with warnings_are("error"), pytest.raises(tn.LeaseEscapedWarning, match="`kept`"):
+            begin()
+    monkeypatch.setenv("TENON_DEBUG", "leases")
+    with pytest.raises(tn.LeaseEscaped, match="`kept`"):
+        use()
+    kept.clear()
+    with a.write():
+        pass
