@@ -110,6 +110,24 @@ def test_a_block_begins_silently_if_no_other_code_has_its_memory(shared):
                 pass
 
 
+def test_names_of_ended_arrays_give_no_warning(shared):
+    """Also where it is not certain that they are names alone, so that they hold the memory."""
+    a = tn.full((4, 3), 8, shared=shared)
+
+    def rows(v):
+        for i in range(len(v)):
+            yield v[i].sum()
+
+    with warnings_are("error"):
+        for _ in range(2):
+            with contextlib.ExitStack() as stack:
+                v = stack.enter_context(a.write())
+            with a.write() as v:
+                kept = rows(v)
+                next(kept)
+    assert v.size == 0
+
+
 def test_a_task_and_an_arena_warn_of_what_has_outlived_their_blocks(monkeypatch):
     a, arena, kept = tn.ones(4), tn.Arena({"x": {"v": ("f4", (4,))}}), []
 

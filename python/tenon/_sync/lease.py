@@ -201,7 +201,7 @@ def heed_outlived(array: NDArray) -> None:
     for generation in range(0 if texts else 3):  # it may be in a dead cycle
         gc.collect(generation)
         settle(is_error_near=True)
-        kept = _outlived_on(array)
+        kept = [one for one in _outlived_on(array) if _is_certain(one)]
         if not kept:
             return
     sites = ", ".join(sorted({one.site for one in kept}))
@@ -233,6 +233,11 @@ def _outlived_on(array: NDArray) -> list[Outlived]:
     ]
 
 
+def _is_certain(one: Outlived) -> bool:
+    """More refers to the memory than the ended array of the block, which may hold it for names alone."""
+    return _core.counting() == "owned" or _core.references([one.root()]) > 1
+
+
 def _caller() -> FrameType:
     """The innermost function outside of this package and of contextlib."""
     frame = sys._getframe(1)
@@ -248,7 +253,7 @@ def _kept_elsewhere(array: NDArray) -> list[str] | None:
     from .views import places
 
     try:
-        found = [place for place in places(array) if not place.is_original]
+        found = [place for place in places(array) if not (place.is_original or place.has_ended)]
     except Exception:  # the warning matters more
         return []
     others = [place.text for place in found if not place.is_own_variable]

@@ -63,6 +63,7 @@ _LEAF, _OWN, _OTHER, _NUMPY, _BUFFER, _TORCH, _JAX = range(7)
 
 _array_flags: Any = np.ndarray.__dict__["flags"].__get__
 _array_base: Any = np.ndarray.__dict__["base"].__get__
+_array_dtype: Any = np.ndarray.__dict__["dtype"].__get__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,7 @@ class ViewPlace:
     is_of_block: bool  # a variable names it, and the end of a block would empty it
     is_of_buffer: bool  # taken from `a.readonly()`, it would only read
     is_own_variable: bool  # a variable of the code that calls Tenon names it
+    has_ended: bool  # it is an array that has no elements since the end of its block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,6 +470,8 @@ class Search:
             "is_movable": is_original and is_array and _is_movable(view),
             "is_of_block": is_variable and len(chain) == 2 and type(view) is np.ndarray,
             "is_own_variable": is_variable and len(chain) == 2 and scope == "",
+            "has_ended": is_array
+            and (_array_dtype(view).names or ("",))[0].startswith("ended with its block"),
             "is_of_buffer": _is_of_buffer(view),
         }
         for text, path in zip(texts, paths):
