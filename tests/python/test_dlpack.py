@@ -189,7 +189,12 @@ def test_negative_strides_are_refused_where_pytorch_would_end_the_process(torch)
         with pytest.raises(BufferError, match=r"negative strides: pass a\.copy\(\)"):
             import_it(a[::-1])
     assert torch.from_dlpack(a[::-1].copy()).tolist() == a[::-1].tolist()
-    assert np.from_dlpack(a[::-1]).tolist() == a[::-1].tolist()
+
+
+@with_dlpack_1
+def test_negative_strides_go_to_numpy():
+    a = tn.arange(6, dtype="f4")[::-1]
+    assert np.from_dlpack(a).tolist() == a.tolist()
 
 
 def test_pytorch_gets_a_copy_of_a_readonly_array(torch):
@@ -205,7 +210,6 @@ def test_pytorch_gets_a_copy_of_a_readonly_array(torch):
             torch.from_dlpack(fixed, **options)
         assert torch.from_dlpack(a, **options).data_ptr() == a.data_ptr
     assert fixed.torch(trust=True).data_ptr() == torch.from_dlpack(a).data_ptr() == a.data_ptr
-    assert np.from_dlpack(fixed).ctypes.data == a.data_ptr
 
 
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "float4_e2m1fn"])

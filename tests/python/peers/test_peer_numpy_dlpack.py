@@ -231,6 +231,8 @@ def test_views_of_any_strides_go_both_ways(view):
     assert a.shape == x.shape
     assert a.tolist() == x.tolist()
     assert a.size == 0 or a.data_ptr == x.ctypes.data
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0" and min(x.strides, default=0) < 0:
+        pytest.skip("NumPy 2.0 asks for legacy capsules, which have no negative strides")
     back = np.from_dlpack(a)
     assert back.shape == x.shape
     np.testing.assert_array_equal(back, x)
