@@ -149,15 +149,22 @@ Names& names_at(const Position& position) {
   return names;
 }
 
+bool is_at(nb::handle frame, const Position& position) noexcept {
+  const Position now = Position::of(frame);
+  const nb::object code = nb::steal(now.code);
+  return now == position;
+}
+
 bool is_held(nb::handle frame, PyObject* value, const Position& position) {
   Names& known = names_at(position);
+  if (!is_at(frame, position)) return false;  // it runs in another thread, and may lend anything by now
   const nb::object names = nb::borrow(known.tuple);  // a collection below may make known another place's
   nb::object space;
   if (!known.is_function) {
     space = namespace_of(frame);
     if (!space.is_valid() || !PyDict_CheckExact(space.ptr())) return false;
   }
-  const auto is_at = [&](Py_ssize_t i) {
+  const auto has_it = [&](Py_ssize_t i) {
     return value == (space.is_valid() ? PyDict_GetItemWithError(space.ptr(), PyTuple_GetItem(names.ptr(), i))
                                       : variable_at(frame, position.code, names, i));
   };
@@ -166,10 +173,10 @@ bool is_held(nb::handle frame, PyObject* value, const Position& position) {
   const auto is_certain = [&](Py_ssize_t i) {
     return certainty.empty() || certainty[static_cast<size_t>(i)] == kCertain;
   };
-  Py_ssize_t found = known.last < n && is_certain(known.last) && is_at(known.last) ? known.last : n;
+  Py_ssize_t found = known.last < n && is_certain(known.last) && has_it(known.last) ? known.last : n;
   for (Py_ssize_t i = 0; i < n; ++i) {
     if (found < n && is_certain(i)) continue;  // one is enough
-    if (!is_at(i)) continue;
+    if (!has_it(i)) continue;
     if (!is_certain(i)) return false;  // and may have lent it to the other
     found = known.last = i;
   }
@@ -190,19 +197,19 @@ nb::object shared_variable(nb::handle frame, nb::handle code, nb::handle name, P
   return nb::getattr(cell, "cell_contents", nb::object());
 }
 
-// Calls visit(name, value) for what closures share of a function's variables.
-template <class Visit>
-void visit_shared(nb::handle frame, nb::handle code, Visit&& visit) {
+// The name and the place of each variable that closures share.
+std::vector<std::pair<nb::object, Py_ssize_t>> shared_of(nb::handle code) {
+  std::vector<std::pair<nb::object, Py_ssize_t>> found;
   const nb::object own = code.attr("co_varnames");
   Py_ssize_t next = PyTuple_Size(own.ptr());
   for (const char* kind : {"co_cellvars", "co_freevars"}) {
     for (nb::handle name : nb::object(code.attr(kind))) {
       const Py_ssize_t among_own = PySequence_Index(own.ptr(), name.ptr());  // a parameter
       PyErr_Clear();
-      const nb::object value = shared_variable(frame, code, name, among_own >= 0 ? among_own : next++);
-      if (value.is_valid()) visit(name, value);
+      found.emplace_back(nb::borrow(name), among_own >= 0 ? among_own : next++);
     }
   }
+  return found;
 }
 
 nb::list variables_of(nb::handle frame) {
@@ -217,18 +224,37 @@ nb::list variables_of(nb::handle frame) {
     const nb::object value = nb::borrow(variable_at(frame, code, names, i));
     if (value.is_valid()) found.append(nb::make_tuple(name, value));
   }
-  visit_shared(frame, code,
-               [&](nb::handle name, const nb::object& value) { found.append(nb::make_tuple(name, value)); });
+  for (const auto& [name, i] : shared_of(code)) {
+    const nb::object value = shared_variable(frame, code, name, i);
+    if (value.is_valid()) found.append(nb::make_tuple(name, value));
+  }
   return found;
 }
 
-void add_frames_from(nb::object frame, std::vector<FrameVariables>& frames) {
+// A frame, and those around it, up to a limit.
+struct Stack {
+  std::vector<nb::object> frames;
+  bool has_more = false;
+};
+
+Stack stack_from(nb::object frame) {
   static constexpr size_t kMaxFrames = 1000;  // of one thread
-  for (size_t n = 0; frame.is_valid() && n < kMaxFrames; ++n) {
-    frames.emplace_back(frame);
-    frame = back_of(frame);
+  Stack stack;
+  for (; frame.is_valid() && stack.frames.size() < kMaxFrames; frame = back_of(stack.frames.back()))
+    stack.frames.push_back(std::move(frame));
+  stack.has_more = frame.is_valid();
+  return stack;
+}
+
+// What the variables of the stacks are. It may run other threads, which may have a generator of theirs
+// suspended then: it does not show what called it any more. So the stacks are taken before.
+std::vector<FrameVariables> variables_in(const std::vector<Stack>& stacks) {
+  std::vector<FrameVariables> found;
+  for (const Stack& stack : stacks) {
+    for (const nb::object& frame : stack.frames) found.emplace_back(frame);
+    if (stack.has_more) found.back().suppose_lent();  // the function around may have lent it anything
   }
-  if (frame.is_valid()) frames.back().suppose_lent();  // the function around may have lent it anything
+  return found;
 }
 
 // The copy of a function's variables that its frame keeps once code has asked for it; null where there is
@@ -248,28 +274,9 @@ nb::object copy_of_variables(nb::handle frame, nb::handle code) {
 }
 
 nb::list counted_variables(nb::handle frame) {
+  const CountedVariables variables(frame);
   nb::list found;
-  const nb::object code = frame.attr("f_code");
-  if (!is_of_function(code)) {
-    const nb::object space = namespace_of(frame);
-    if (space.is_valid() && PyDict_Check(space.ptr())) found = nb::list(owned(PyDict_Values(space.ptr())));
-    return found;
-  }
-  if (const nb::object copy = copy_of_variables(frame, code); copy.is_valid())
-    found = nb::list(owned(PyDict_Values(copy.ptr())));
-  const FrameVariables variables(nb::borrow(frame));
-  std::vector<PyObject*> lent;
-  if (counting() != Counting::kOwned) {
-    for (const FrameVariables& running : frames_of_all_threads())
-      running.visit([&](PyObject* value, char certainty) {
-        if (certainty == kLent) lent.push_back(value);
-      });
-  }
-  variables.visit([&](PyObject* value, char certainty) {
-    if (std::ranges::find(lent, value) != lent.end()) return;
-    if (counting() != Counting::kStrict || certainty == kCertain) found.append(nb::handle(value));
-  });
-  visit_shared(frame, code, [&](nb::handle, const nb::object& value) { found.append(value); });
+  variables.visit([&](PyObject* value) { found.append(nb::handle(value)); });
   return found;
 }
 
@@ -320,24 +327,47 @@ FrameVariables::FrameVariables(nb::object frame) : frame_(std::move(frame)) {
   }
 }
 
-std::vector<FrameVariables> frames_of_this_thread() {
-  std::vector<FrameVariables> frames;
-  add_frames_from(innermost_frame(), frames);
-  return frames;
-}
+std::vector<FrameVariables> frames_of_this_thread() { return variables_in({stack_from(innermost_frame())}); }
 
 std::vector<FrameVariables> frames_of_all_threads() {
-  std::vector<FrameVariables> frames;
+  std::vector<Stack> stacks;
   const nb::object tops = nb::module_::import_("sys").attr("_current_frames")();
-  for (nb::handle top : nb::object(tops.attr("values")())) add_frames_from(nb::borrow(top), frames);
-  return frames;
+  for (nb::handle top : nb::object(tops.attr("values")())) stacks.push_back(stack_from(nb::borrow(top)));
+  return variables_in(stacks);
 }
 
-bool FrameVariables::is_where_it_was() const noexcept {
-  const Position position = Position::of(frame_);
-  const nb::object code = nb::steal(position.code);
-  return position.instruction == instruction_;
+CountedVariables::CountedVariables(nb::handle frame)
+    : frame_(nb::borrow(frame)), code_(frame.attr("f_code")) {
+  if (!is_of_function(code_)) {
+    nb::object space = namespace_of(frame);
+    if (space.is_valid() && PyDict_Check(space.ptr())) dicts_.push_back(std::move(space));
+    return;
+  }
+  if (nb::object copy = copy_of_variables(frame, code_); copy.is_valid()) dicts_.push_back(std::move(copy));
+  for (auto& [name, i] : shared_of(code_)) {
+    if (shared_variable(frame, code_, name, i).is_valid()) shared_.emplace_back(std::move(name), i);
+  }
+  variables_.emplace(frame_);
+  if (counting() != Counting::kOwned) running_ = frames_of_all_threads();
 }
+
+void CountedVariables::visit_variables(const std::function<void(PyObject*)>& visit) const {
+  std::vector<PyObject*> lent;
+  for (const FrameVariables& running : running_)
+    running.visit([&](PyObject* value, char certainty) {
+      if (certainty == kLent) lent.push_back(value);
+    });
+  variables_->visit([&](PyObject* value, char certainty) {
+    if (certainty == kLent || std::ranges::find(lent, value) != lent.end()) return;
+    if (counting() != Counting::kStrict || certainty == kCertain) visit(value);
+  });
+  for (const auto& [name, i] : shared_) {
+    PyObject* const value = shared_variable(frame_, code_, name, i).ptr();  // the cell holds it
+    if (value != nullptr) visit(value);
+  }
+}
+
+bool FrameVariables::is_where_it_was() const noexcept { return is_at(frame_, {code_.ptr(), instruction_}); }
 
 PyObject* FrameVariables::at(Py_ssize_t i) const noexcept { return variable_at(frame_, code_, names_, i); }
 

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "python.h"
@@ -88,6 +91,34 @@ class FrameVariables {
 // Of all frames, the innermost first, up to a limit. Throw nb::python_error.
 std::vector<FrameVariables> frames_of_this_thread();
 std::vector<FrameVariables> frames_of_all_threads();
+
+// The references of a frame's variables that count (counts.h). The constructor may run a collection and other
+// threads.
+class CountedVariables {
+ public:
+  // Throws nb::python_error.
+  explicit CountedVariables(nb::handle frame);
+
+  // Calls visit(object) for each of them, as they are now. No other code runs meanwhile.
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    for (const nb::object& dict : dicts_) {
+      Py_ssize_t at = 0;
+      for (PyObject* value = nullptr; PyDict_Next(dict.ptr(), &at, nullptr, &value) != 0;) visit(value);
+    }
+    if (variables_) visit_variables([&](PyObject* value) { visit(value); });
+  }
+
+ private:
+  void visit_variables(const std::function<void(PyObject*)>& visit) const;
+
+  nb::object frame_;
+  nb::object code_;
+  std::vector<nb::object> dicts_;
+  std::optional<FrameVariables> variables_;
+  std::vector<FrameVariables> running_;
+  std::vector<std::pair<nb::object, Py_ssize_t>> shared_;  // the names and places of those with a value
+};
 
 // Forgets what is known of variables.
 void forget_names() noexcept;

@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "counts.h"
 #include "frames.h"
@@ -296,13 +297,55 @@ void empty_view(nb::handle view, bool is_alone, nb::handle function) {
   empty_numpy_view(view, is_alone, function.is_none() ? current_site() : site_of_function(function));
 }
 
-// The count and the release are one step: no other thread can make a view of the array between them.
-bool empty_if_alone(const nb::list& holder, Py_ssize_t n, nb::handle function) {
+// In both functions the count and the release are one step: no other thread can make a view of an array, and
+// take its name away, between them.
+
+void end_named(const nb::list& views, nb::handle root, nb::handle frame) {
+  const CountedVariables variables(frame);
+  const char* const site = current_site();
+  (void)ended_dtypes.at(site);  // makes it, which may run other code
+  std::vector<nb::object> named;
+  variables.visit([&](PyObject* value) {
+    if (is_numpy_array(value) && fields_of(value).base == root.ptr()) named.push_back(nb::borrow(value));
+  });
+  PyObject* const view = PyList_Size(views.ptr()) != 0 ? PyList_GetItem(views.ptr(), 0) : nullptr;
+  const auto is_lower = [](const nb::object& a, const nb::object& b) { return a.ptr() < b.ptr(); };
+  std::ranges::sort(named, is_lower);
+  bool is_view_alone = view != nullptr && references_to(view) == 1;
+  for (auto first = named.begin(); first != named.end();) {
+    const auto last = std::upper_bound(first, named.end(), *first, is_lower);
+    const Py_ssize_t known = 2 * (last - first) + (first->ptr() == view ? 1 : 0);  // also those of `named`
+    if (references_to(first->ptr()) <= known) {
+      is_view_alone |= first->ptr() == view;
+      if (first->ptr() != view) empty_numpy_view(*first, true, site);
+    }
+    first = last;
+  }
+  if (!is_view_alone) return;
+  empty_numpy_view(view, true, site);
+  if (PyList_SetSlice(views.ptr(), 0, 1, nullptr) != 0) nb::raise_python_error();
+}
+
+// How often a tuple or a dictionary refers to the object.
+Py_ssize_t references_in(PyObject* container, PyObject* object) noexcept {
+  Py_ssize_t n = 0;
+  if (PyTuple_Check(container)) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(container); ++i) n += PyTuple_GetItem(container, i) == object;
+  } else if (PyDict_Check(container)) {
+    Py_ssize_t at = 0;
+    for (PyObject* value = nullptr; PyDict_Next(container, &at, nullptr, &value) != 0;) n += value == object;
+  }
+  return n;
+}
+
+bool empty_if_alone(const nb::list& holder, const nb::list& containers, nb::handle function) {
   PyObject* const array = PyList_GetItem(holder.ptr(), PyList_Size(holder.ptr()) - 1);
   if (array == nullptr) nb::raise_python_error();
   if (!is_numpy_array(array)) raise(PyExc_TypeError, "empty_if_alone() takes a list of a NumPy array");
   const char* const site = function.is_none() ? current_site() : site_of_function(function);
-  if (references_to(array) - 1 > n) return false;
+  Py_ssize_t n = 1;  // of the list
+  for (nb::handle container : containers) n += references_in(container.ptr(), array);
+  if (references_to(array) > n) return false;
   empty_numpy_view(array, true, site);
   return true;
 }
@@ -348,11 +391,18 @@ void add_numpy_view(nb::module_& module) {
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
              "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"
              "in which it was valid, or of the function.");
-  module.def("empty_if_alone", empty_if_alone, nb::arg("holder"), nb::arg("n"),
-             nb::arg("function") = nb::none(),
-             nb::sig("def empty_if_alone(holder: list[Any], n: int, function: object = None) -> bool"),
-             "As empty_view() of the last array of a list, and releases the memory, if at most n\n"
-             "references to it exist besides that of the list. Else it does nothing and returns False.");
+  module.def(
+      "end_named", end_named, nb::arg("views"), nb::arg("root"), nb::arg("frame"),
+      nb::sig("def end_named(views: list[Any], root: Any, frame: object) -> None"),
+      "Makes arrays over a root, to which only variables of the frame refer, arrays without elements that\n"
+      "have released the memory. So is the view in the list; then the list is empty.");
+  module.def(
+      "empty_if_alone", empty_if_alone, nb::arg("holder"), nb::arg("containers"),
+      nb::arg("function") = nb::none(),
+      nb::sig(
+          "def empty_if_alone(holder: list[Any], containers: list[Any], function: object = None) -> bool"),
+      "As empty_view() of the last array of a list, and releases the memory, if only that list and the\n"
+      "tuples and dictionaries among the containers refer to it. Else it does nothing and returns False.");
   module.def(
       "rooted_pair", [](const Array& array) { return rooted_pair(array, current_site()); }, nb::arg("array"),
       nb::sig("def rooted_pair(array: NDArray) -> list[Any]"),

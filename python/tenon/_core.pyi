@@ -835,10 +835,16 @@ def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
     in which it was valid, or of the function.
     """
 
-def empty_if_alone(holder: list[Any], n: int, function: object = None) -> _bool:
+def end_named(views: list[Any], root: Any, frame: object) -> None:
     """
-    As empty_view() of the last array of a list, and releases the memory, if at most n
-    references to it exist besides that of the list. Else it does nothing and returns False.
+    Makes arrays over a root, to which only variables of the frame refer, arrays without elements that
+    have released the memory. So is the view in the list; then the list is empty.
+    """
+
+def empty_if_alone(holder: list[Any], containers: list[Any], function: object = None) -> _bool:
+    """
+    As empty_view() of the last array of a list, and releases the memory, if only that list and the
+    tuples and dictionaries among the containers refer to it. Else it does nothing and returns False.
     """
 
 def rooted_pair(array: NDArray) -> list[Any]:

@@ -195,8 +195,7 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
     from . import _core
 
     numbers = set(map(id, views))
-    # Arrays over the views, each in a list, and how often the errors refer to it.
-    held: dict[int, tuple[list[Any], int]] = {}
+    held: dict[int, list[Any]] = {}  # arrays over the views, each in a list
     parts: dict[int, Any] = {}  # tuples and dictionaries, each once: several errors may have the same
     for link in links:
         if isinstance(link, AttributeError) and _stands_on(link.obj, numbers):
@@ -208,18 +207,19 @@ def _end_views(links: list[BaseException], views: list[Any], function: object) -
         while values:
             holder = [values.pop()]
             if _stands_on(holder[0], numbers):
-                holder, n = held.get(id(holder[0]), (holder, 0))
-                held[id(holder[0])] = holder, n + 1
+                held.setdefault(id(holder[0]), holder)
     holder = []
-    counts = {key: held.pop(key, ([], 0))[1] for key in numbers}
+    containers = list(parts.values())
+    for key in numbers:
+        held.pop(key, None)
     while held:
-        holder, n = held.popitem()[1]
+        holder = held.popitem()[1]
         _core.empty_view(holder[0], False, function)  # first: another thread may look at it before the count
-        _core.empty_if_alone(holder, n, function)
+        _core.empty_if_alone(holder, containers, function)
         holder = []
     while views:
         _core.empty_view(views[-1], False, function)
-        _core.empty_if_alone(views, counts[id(views[-1])], function)
+        _core.empty_if_alone(views, containers, function)
         views.pop()
 
 

@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
 
 import tenon as tn
-from tenon import _core
+from tenon import _core, _errors
 from tenon._sync import counts
 
 N = 1 << 16
@@ -296,6 +297,89 @@ def test_what_another_thread_makes_of_a_view_behind_the_count_shows_no_memory(mo
     monkeypatch.setattr(_core, "has_only_names", and_look)
     stack.close()
     assert sum(m.nbytes for m in shown) == 0 or holds(a) == ["view"]
+
+
+def test_a_part_whose_one_name_gives_way_to_a_memoryview_at_the_end_keeps_its_memory(monkeypatch):
+    empty, shown, space = _core.empty_view, [], {"a": tn.zeros(N, "u1")}
+
+    def and_take(*arguments):
+        empty(*arguments)
+        if not shown:
+            shown.append(memoryview(space.pop("w")))
+
+    monkeypatch.setattr(_core, "empty_view", and_take)
+    exec("with a.write() as v:\n v[:] = 7\n w = v[4:]\n", space)
+    assert holds(space["a"]) == ["view"]
+    others = reuse(space.pop("a"))
+    assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
+
+
+def test_what_an_error_gives_away_while_it_is_looked_at_keeps_its_memory(monkeypatch):
+    stands_on, errors, shown = _errors._stands_on, [], []
+
+    def and_take(value, numbers):
+        if stands_on(value, numbers) and not shown:
+            shown.append(memoryview(value))
+            del errors.pop().w
+            return True
+        return stands_on(value, numbers)
+
+    def fail(v):
+        v[:] = 7
+        errors.append(ValueError("failed"))
+        errors[0].w = v[4:]
+        raise errors[0]
+
+    monkeypatch.setattr(_errors, "_stands_on", and_take)
+    a = tn.zeros(N, "u1")
+    op = tn.push(fail, tn.write(a))
+    with contextlib.suppress(tn.OpError):
+        op.wait()
+    assert op.exception() is not None and holds(a) == ["view"]
+    del op
+    others = reuse(a)
+    del a
+    assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
+
+
+@pytest.mark.skipif(_core.counting() == "owned", reason="no instruction lends a variable")
+def test_a_frame_that_has_moved_on_meanwhile_in_another_thread_keeps_what_it_has_lent(monkeypatch):
+    operands, go, computes, end = counts._operands, *(threading.Event() for _ in range(3))
+
+    class Right:
+        __array_ufunc__ = None
+
+        def __radd__(self, left):
+            del left
+            computes.set()
+            end.wait(60)
+            return 0
+
+    def compute():
+        v = views.pop()
+        go.wait(60)
+        v + Right()
+
+    def and_wait(code, instruction):
+        found = operands(code, instruction)
+        if code is compute.__code__ and not computes.is_set():
+            go.set()
+            computes.wait(60)
+        return found
+
+    root, *views = reversed(_core.rooted_pair(tn.zeros(N, "u1")))
+    thread = threading.Thread(target=compute)
+    thread.start()
+    frame = None
+    while frame is None or frame.f_code is not compute.__code__:
+        frame = frame.f_back if frame is not None else sys._current_frames()[thread.ident]
+    pair = [dict(_core.variables_of(frame))["v"], root]
+    del root
+    monkeypatch.setattr(counts, "_operands", and_wait)
+    is_ended = _core.end_if_lone(pair, frame)
+    end.set()
+    thread.join()
+    assert go.is_set() and not is_ended
 
 
 def test_a_body_that_keeps_one_reference_to_its_view_is_told():

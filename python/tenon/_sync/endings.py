@@ -194,32 +194,14 @@ def _end_views(
     bool
         Nothing refers to the memory any more.
     """
-    arrays = _variables_over(roots, frame)
     if views:
-        n = arrays.pop(id(views[0]), ([], 0))[1]
         _core.empty_view(views[0], False)  # first: another thread may run between the count and the release
-        is_alone = _core.references(views) <= n or _core.has_only_names(views, trace, is_thorough, frame)
-        if is_alone:
-            _core.empty_view(views[0], True)
-            views.clear()
-    while arrays:
-        _core.empty_if_alone(*arrays.popitem()[1])
+    if frame is not None:
+        _core.end_named(views, roots[0], frame)
+    if views and (_core.references(views) == 0 or _core.has_only_names(views, trace, is_thorough, frame)):
+        _core.empty_view(views[0], True)
+        views.clear()
     return _core.references(roots) == 0
-
-
-def _variables_over(roots: list[Any], frame: FrameType | None) -> dict[int, tuple[list[Any], int]]:
-    """The arrays over the root among the variables of a frame, by their identity: each in a list, and with
-    the number of references that its variables make for certain."""
-    import numpy as np
-
-    found: dict[int, tuple[list[Any], int]] = {}
-    values = [] if frame is None else _core.counted_variables(frame)
-    while values:
-        holder = [values.pop()]
-        if isinstance(holder[0], np.ndarray) and holder[0].base is roots[0]:
-            first, n = found.get(id(holder[0]), (holder, 0))
-            found[id(holder[0])] = first, n + 1
-    return found
 
 
 # --- what has outlived its block
