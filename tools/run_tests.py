@@ -45,7 +45,7 @@ SMOKE = (
         f"tests/python/test_{name}.py"
         for name in "advice array blocks bodies counts creation dlpack drop_views dtype engine feed "
         "feed_workers function indexing late_use leases mistakes numpy operators ownership pickle_save "
-        "survivors views".split()
+        "stack_walk survivors views".split()
     ),
     "tests/python/peers/test_peer_buffer_protocol.py",
     "tests/python/lifetime/test_exit.py",
