@@ -45,10 +45,12 @@ def command(version):
 
 
 def is_made():
-    """Makes the system if it is not there yet. False where it cannot be made; the log says why."""
+    """Makes the system if it is not there yet. False where it cannot be made or entered; the log says why."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "chroot"))):
+        return False
     if (FOLDER / "made").exists():
         return True
-    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "chroot", "apt-get", "dpkg"))):
+    if not all(map(shutil.which, ("apt-get", "dpkg"))):
         return False
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock:
@@ -69,10 +71,14 @@ def mirror():
 
 
 def make():
-    system, address = FOLDER / "system", mirror()
+    address = mirror()
     if address is None:
         return False
-    shutil.rmtree(system, ignore_errors=True)
+    for path in [FOLDER / "system", *FOLDER.glob("making-*")]:  # left by one that was interrupted
+        shutil.rmtree(path, ignore_errors=True)
+    # What an interrupted making has started may still write to its folder. So each has one of its own.
+    system = Path(tempfile.mkdtemp(prefix="making-", dir=FOLDER))
+    system.chmod(0o755)
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         script = f"""
@@ -82,12 +88,17 @@ dpkg -x debootstrap*.deb .
 DEBOOTSTRAP_DIR={folder}/usr/share/debootstrap sh usr/sbin/debootstrap --variant=minbase --keyring={KEYS} \\
   --include={",".join(PACKAGES)} sid {system} {address}
 """
-        if run("make a Debian with newer CPythons", "sh", "-ec", script).returncode != 0:
+        if (
+            run("make a Debian with newer CPythons", "unshare", "--mount", "sh", "-ec", script).returncode
+            != 0
+        ):
+            shutil.rmtree(system, ignore_errors=True)
             return False
     for path in COPIED:
         with contextlib.suppress(FileNotFoundError):
             to = Path(f"{system}{path}")
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(path, to, dirs_exist_ok=True) if os.path.isdir(path) else shutil.copy(path, to)
+    system.rename(FOLDER / "system")
     (FOLDER / "made").touch()
     return True

@@ -66,9 +66,11 @@ def candidates(version):
 
 def find_python(version):
     """The command of an interpreter of this version that can make an environment, or None."""
-    commands = ([name] for name in candidates(version))
-    found = next((command for command in commands if (probe(*command) or [None])[0] == version), None)
-    return found or debian.command(version)
+    for command in (*([name] for name in candidates(version)), debian.command):
+        words = command(version) if callable(command) else command
+        if words and (probe(*words) or [None])[0] == version:
+            return words
+    return None
 
 
 def base_python():
