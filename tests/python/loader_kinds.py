@@ -388,9 +388,14 @@ KINDS = {
 }
 
 
+def forked(workers):
+    """Workers that have what the test has made and patched, also where fork is not the start method."""
+    return {"num_workers": workers, **({"multiprocessing_context": "fork"} if workers else {})}
+
+
 def loader_of(kind, cls=tn.DataLoader, **more):
     make, options = KINDS[kind]
-    return cls(make(), **{"batch_size": 3, **options(), **more})
+    return cls(make(), **{"batch_size": 3, **options(), **forked(more.get("num_workers", 0)), **more})
 
 
 def plain(batch):

@@ -437,7 +437,8 @@ def test_a_stacked_tensor_that_the_program_keeps_is_its_own():
 
         def main():
             samples = [torch.tensor(float(i)) for i in range(64)]
-            loader = tn.DataLoader(samples, batch_size=4, num_workers=1, collate_fn=collate)
+            options = {"num_workers": 1, "multiprocessing_context": "fork"}  # no other start finds collate
+            loader = tn.DataLoader(samples, batch_size=4, collate_fn=collate, **options)
             assert sum(len(batch) for batch in loader) == 64
 
         if __name__ == "__main__":

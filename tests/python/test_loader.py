@@ -24,6 +24,8 @@ import tenon as tn
 from tenon import _core
 
 torch = pytest.importorskip("torch")
+from loader_kinds import forked  # noqa: E402 - it needs PyTorch
+
 from tenon._loader import epochs, packing, workers  # noqa: E402
 
 data = torch.utils.data
@@ -230,7 +232,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_torch(kind, workers):
     dataset, options = KINDS[kind]
-    ours, theirs = both(dataset, epochs=2, num_workers=workers, **options)
+    ours, theirs = both(dataset, epochs=2, **forked(workers), **options)
     assert_same(ours, theirs)
 
 
@@ -243,7 +245,7 @@ def test_three_workers_that_end_at_different_times():
 @pytest.mark.parametrize("kind", ["noise", "shuffled", "iterated"])
 def test_workers_that_persist_give_the_same(kind):
     dataset, options = KINDS[kind]
-    ours, theirs = both(dataset, epochs=3, num_workers=2, persistent_workers=True, **options)
+    ours, theirs = both(dataset, epochs=3, **forked(2), persistent_workers=True, **options)
     assert_same(ours, theirs)
 
 
@@ -273,7 +275,7 @@ def test_start_methods(start):
 
 
 def test_tensors_lie_in_slots_that_are_used_again():
-    loader = tn.DataLoader(Samples(lambda i: (torch.full((64, 8), i), i), 60), batch_size=2, num_workers=2)
+    loader = tn.DataLoader(Samples(lambda i: (torch.full((64, 8), i), i), 60), batch_size=2, **forked(2))
     batches = iter(loader)
     stats = batches.stats()
     seen = []
@@ -289,7 +291,7 @@ def test_tensors_lie_in_slots_that_are_used_again():
 
 
 def test_a_consumer_may_keep_every_batch():
-    loader = tn.DataLoader(Samples(lambda i: torch.full((100,), i), 60), batch_size=2, num_workers=2)
+    loader = tn.DataLoader(Samples(lambda i: torch.full((100,), i), 60), batch_size=2, **forked(2))
     kept = list(loader)
     assert [int(batch[0, 0]) for batch in kept] == list(range(0, 60, 2))
     assert all(bool((batch == torch.arange(2 * i, 2 * i + 2)[:, None]).all()) for i, batch in enumerate(kept))
@@ -297,7 +299,7 @@ def test_a_consumer_may_keep_every_batch():
 
 def test_batches_beyond_the_slot_come_all_the_same(monkeypatch):
     monkeypatch.setattr(epochs, "SLOT_NBYTES", 1 << 16)
-    loader = tn.DataLoader(Samples(lambda i: torch.full((4000 * i,), i)), batch_size=None, num_workers=2)
+    loader = tn.DataLoader(Samples(lambda i: torch.full((4000 * i,), i)), batch_size=None, **forked(2))
     batches = iter(loader)
     stats = batches.stats()
     is_in_slot = []
@@ -316,7 +318,7 @@ def resident_nbytes(loader_process):
 
 
 def test_slots_have_memory_for_what_they_have_held_alone():
-    loader = tn.DataLoader(Samples(lambda i: torch.ones(1 << 20), 12), batch_size=1, num_workers=1)
+    loader = tn.DataLoader(Samples(lambda i: torch.ones(1 << 20), 12), batch_size=1, **forked(1))
     batches = iter(loader)
     assert next(batches).sum() == 1 << 20
     for batch in batches:
@@ -341,7 +343,7 @@ def test_a_batch_for_which_there_is_no_memory_is_a_memory_error_at_its_place(mon
     find = packing.Writer.persistent_id
     monkeypatch.setattr(packing.Writer, "persistent_id", persistent_id)
     loader = tn.DataLoader(
-        Samples(lambda i: Huge(i) if i == 1 else i, 4), collate_fn=lambda samples: samples, num_workers=1
+        Samples(lambda i: Huge(i) if i == 1 else i, 4), collate_fn=lambda samples: samples, **forked(1)
     )
     batches = iter(loader)
     assert next(batches) == [0]
@@ -354,7 +356,7 @@ def test_a_batch_for_which_there_is_no_memory_is_a_memory_error_at_its_place(mon
 def test_rows_of_a_shared_array_are_samples(workers):
     shared = tn.empty((4, 3), shared=True)
     shared[...] = np.arange(12).reshape(4, 3)
-    loader = tn.DataLoader(Samples(lambda i: shared[i], 4), batch_size=2, num_workers=workers)
+    loader = tn.DataLoader(Samples(lambda i: shared[i], 4), batch_size=2, **forked(workers))
     assert torch.cat(list(loader)).tolist() == np.arange(12).reshape(4, 3).tolist()
 
 
@@ -371,7 +373,7 @@ class Lines(data.IterableDataset):
 def test_an_iterable_dataset_gives_each_row_once(tmp_path):
     path = tmp_path / "rows"
     path.write_text("".join(f"{i}\n" for i in range(5000)))
-    loader = tn.DataLoader(Lines(path), batch_size=7, num_workers=1)
+    loader = tn.DataLoader(Lines(path), batch_size=7, **forked(1))
     assert [int(line) for batch in loader for line in batch] == list(range(5000))
 
 
@@ -383,7 +385,7 @@ def test_items_of_a_queue_come_once_and_in_order():
     queue = multiprocessing.Queue()
     for i in [*range(8), None]:
         queue.put(i)
-    loader = tn.DataLoader(Items(), batch_size=None, num_workers=1)
+    loader = tn.DataLoader(Items(), batch_size=None, **forked(1))
     assert list(loader) == list(range(8))
 
 
@@ -403,21 +405,21 @@ def test_workers_that_meet_at_a_barrier_are_as_many_as_were_asked_for():
             made[i] += 1
         return i
 
-    loader = tn.DataLoader(Samples(make, 12), batch_size=2, num_workers=3, worker_init_fn=init)
+    loader = tn.DataLoader(Samples(make, 12), batch_size=2, worker_init_fn=init, **forked(3))
     assert [batch.tolist() for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
     assert list(made) == [1] * 12
     assert set_up.value == 3
 
 
 def test_the_first_batch_has_the_timeout_too():
-    batches = iter(tn.DataLoader(Samples(lambda i: time.sleep(3600)), num_workers=1, timeout=1))
+    batches = iter(tn.DataLoader(Samples(lambda i: time.sleep(3600)), timeout=1, **forked(1)))
     with pytest.raises(RuntimeError, match=re.escape("DataLoader timed out after 1 seconds")):
         next(batches)
     batches.close()
 
 
 def test_two_iterators_at_a_time():
-    loader = tn.DataLoader(Samples(lambda i: i), num_workers=1)
+    loader = tn.DataLoader(Samples(lambda i: i), **forked(1))
     pairs = [(int(one), int(other)) for one, other in zip(loader, loader, strict=True)]
     assert pairs == [(i, i) for i in range(10)]
 
@@ -459,14 +461,14 @@ def fails_to_start(worker):
 
 def test_errors_of_the_init_function_and_of_samplers():
     with pytest.raises(LookupError, match="no such disk"):
-        list(tn.DataLoader(Samples(lambda i: i), num_workers=1, worker_init_fn=fails_to_start))
+        list(tn.DataLoader(Samples(lambda i: i), worker_init_fn=fails_to_start, **forked(1)))
 
     def indices():
         yield from range(4)
         raise LookupError("no more indices")
 
     with pytest.raises(LookupError, match="no more indices"):
-        list(tn.DataLoader(Samples(lambda i: i), num_workers=1, sampler=indices()))
+        list(tn.DataLoader(Samples(lambda i: i), sampler=indices(), **forked(1)))
 
 
 def killed_at_3(i):
@@ -502,7 +504,7 @@ def test_a_worker_that_is_killed_with_a_request_of_the_next_epoch_is_told(monkey
         return found
 
     monkeypatch.setattr(workers.Loop, "_receive", told)
-    options = {"batch_size": 4, "num_workers": 1, "prefetch_factor": 1, "persistent_workers": True}
+    options = {"batch_size": 4, "prefetch_factor": 1, "persistent_workers": True, **forked(1)}
     loader = tn.DataLoader(FourOfSeven(), **options)
     assert len(list(loader)) == 2
     for _ in range(loader._iterator._sent + 1):  # the last one waits
@@ -522,7 +524,7 @@ def test_a_worker_that_is_killed_with_a_request_of_the_next_epoch_is_told(monkey
 def test_indices_that_no_worker_has_taken_leave_no_memory():
     before = shared_arrays()
     killing = Samples(killed_at_3, 100_000)
-    batches = iter(tn.DataLoader(killing, batch_size=1500, num_workers=2, prefetch_factor=8))
+    batches = iter(tn.DataLoader(killing, batch_size=1500, prefetch_factor=8, **forked(2)))
     assert shared_arrays() - before
     with pytest.raises(RuntimeError, match="is killed by signal"):
         list(batches)
@@ -531,9 +533,9 @@ def test_indices_that_no_worker_has_taken_leave_no_memory():
     loader = tn.DataLoader(
         Samples(lambda i: i, 100_000),
         batch_size=1500,
-        num_workers=2,
         prefetch_factor=8,
         persistent_workers=True,
+        **forked(2),
     )
     for _ in range(3):
         batches = iter(loader)
@@ -663,7 +665,7 @@ def tenon_of(sample):
 def test_arrays_of_tenon_are_stacked_as_those_of_numpy_are(make, workers):
     results = []
     for dataset in (Samples(make), Tenon(make)):
-        results.append(list(tn.DataLoader(dataset, batch_size=4, num_workers=workers)))
+        results.append(list(tn.DataLoader(dataset, batch_size=4, **forked(workers))))
     assert_same(results[1], results[0])
     leaves = [results[1]]
     while leaves:
@@ -716,7 +718,7 @@ def test_a_worker_whose_dataset_has_ended_once_makes_no_more_batches(size):
 
 def test_threads_are_gone_with_the_iterator():
     before = threading.active_count()
-    batches = iter(tn.DataLoader(Samples(lambda i: i), num_workers=2))
+    batches = iter(tn.DataLoader(Samples(lambda i: i), **forked(2)))
     next(batches)
     del batches
     assert threading.active_count() == before

@@ -22,6 +22,8 @@ import tenon as tn
 torch = pytest.importorskip("torch")
 data = torch.utils.data
 
+from loader_kinds import forked  # noqa: E402 - it needs PyTorch
+
 BOTH = (tn.DataLoader, data.DataLoader)
 
 
@@ -473,7 +475,7 @@ def plain(batch):
 def test_types_that_are_added_to_the_map_get_tensors(monkeypatch, way):
     monkeypatch.setitem(data._utils.collate.default_collate_fn_map, Own, way)
     samples = [(Own(torch.arange(3.0) + 10 * i), torch.tensor(i)) for i in range(8)]
-    found = [[plain(one) for one in kind(samples, batch_size=2, num_workers=1)] for kind in BOTH]
+    found = [[plain(one) for one in kind(samples, batch_size=2, **forked(1))] for kind in BOTH]
     assert found[0] == found[1]
     assert len(found[0]) == 4
 
@@ -487,12 +489,12 @@ def keeping_a_view(batch, *, collate_fn_map=None):
 def test_a_collation_that_keeps_a_view_is_an_error(monkeypatch):
     monkeypatch.setitem(data._utils.collate.default_collate_fn_map, Own, keeping_a_view)
     with pytest.raises(RuntimeError, match="at batch 0"):
-        list(tn.DataLoader([Own(torch.arange(3.0))] * 3, num_workers=1))
+        list(tn.DataLoader([Own(torch.arange(3.0))] * 3, **forked(1)))
 
 
 def test_a_collation_that_keeps_tensors_and_fails_is_an_error_of_its_batch(monkeypatch):
     monkeypatch.setitem(data._utils.collate.default_collate_fn_map, Own, failing)
-    batches = iter(tn.DataLoader([Own(torch.arange(3.0))] * 3, num_workers=1))
+    batches = iter(tn.DataLoader([Own(torch.arange(3.0))] * 3, **forked(1)))
     for i in range(3):
         with pytest.raises(RuntimeError, match=f"of {i + 1}"):
             next(batches)

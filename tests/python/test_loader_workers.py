@@ -10,6 +10,7 @@ import pytest
 import tenon as tn
 
 torch = pytest.importorskip("torch")
+from loader_kinds import forked  # noqa: E402 - it needs PyTorch
 
 
 class MadeWhenPickled:
@@ -48,12 +49,12 @@ def itself(samples):
 
 
 def test_arrays_that_exist_only_during_the_pickling_are_not_mixed_up():
-    for batch in tn.DataLoader(Values(MadeWhenPickled), batch_size=4, num_workers=1, collate_fn=itself):
+    for batch in tn.DataLoader(Values(MadeWhenPickled), batch_size=4, collate_fn=itself, **forked(1)):
         first = batch[0].tensor[0].item()
         assert [one.tensor[0].item() for one in batch] == [first, first + 1, first + 2, first + 3]
         assert [one.mask.all() for one in batch] == [True, False, True, False]
     lists = Values(lambda index: MadeWhenIterated([index, index + 1, index + 2]), 1)
-    [[made]] = tn.DataLoader(lists, num_workers=1, collate_fn=itself)
+    [[made]] = tn.DataLoader(lists, collate_fn=itself, **forked(1))
     assert [array[0] for array in made] == [0, 1, 2]
 
 
@@ -83,7 +84,7 @@ def test_stacked_tensors_are_copied_only_if_code_of_the_user_keeps_them(form, tm
         return clone(self, *arguments, **options)
 
     monkeypatch.setattr(torch.Tensor, "clone", noted)
-    list(tn.DataLoader(Values(lambda index: FORMS[form](x)), batch_size=4, num_workers=1))
+    list(tn.DataLoader(Values(lambda index: FORMS[form](x)), batch_size=4, **forked(1)))
     assert copies.exists() == (form == "kept")
 
 
@@ -123,9 +124,9 @@ def test_many_large_requests_do_not_fill_the_pipe_of_a_worker_that_waits_for_a_s
     loader = tn.DataLoader(
         Values(lambda index: index, 60_000),
         batch_sampler=indices,
-        num_workers=1,
         prefetch_factor=64,
         timeout=60,
+        **forked(1),
     )
     kept = list(loader)
     assert [batch.tolist() for batch in kept] == indices
