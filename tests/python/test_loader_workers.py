@@ -130,3 +130,27 @@ def test_many_large_requests_do_not_fill_the_pipe_of_a_worker_that_waits_for_a_s
     )
     kept = list(loader)
     assert [batch.tolist() for batch in kept] == indices
+
+
+def use_another_device(worker=None):
+    torch.set_default_device("meta")
+
+
+def on_cpu(index):
+    return torch.full((3,), float(index), device="cpu"), torch.empty(0, index, device="cpu")
+
+
+@pytest.mark.parametrize("where", ["the consumer", "the workers"])
+def test_batches_lie_in_slots_also_with_another_default_device(where):
+    init = use_another_device if where == "the workers" else None
+    found = []
+    for kind in (tn.DataLoader, torch.utils.data.DataLoader):
+        batches = iter(kind(Values(on_cpu, 2), worker_init_fn=init, **forked(1)))
+        try:
+            if where == "the consumer":
+                use_another_device()
+            found.append([[(str(one.device), one.tolist()) for one in batch] for batch in batches])
+        finally:
+            torch.set_default_device(None)
+    assert found[0] == found[1]
+    assert [batch[0] for batch in found[0]] == [("cpu", [[i] * 3]) for i in range(2)]

@@ -61,7 +61,7 @@ class Writer(pickle.Pickler):
         shape = (len(tensors), *tensors[0].shape)
         dtype = tensors[0].dtype
         place, memory = self._take(len(tensors) * tensors[0].numel() * tensors[0].element_size())
-        result: Any = torch.empty(0, dtype=dtype)  # no view of another tensor, which would keep the memory
+        result = _empty(0, dtype)  # no view of another tensor, which would keep the memory
         result.set_(torch.from_numpy(memory).untyped_storage(), 0, shape)
         torch.stack(tensors, 0, out=result)
         self._stacked[id(result)] = result, ("tensor", place, str(dtype)[6:], shape, None), _form_of(result)
@@ -139,9 +139,9 @@ class Reader(pickle.Unpickler):
         dtype = getattr(torch, name)
         count = int(np.prod(shape, dtype=np.int64))
         if count == 0:
-            return torch.empty(shape, dtype=dtype)
+            return _empty(shape, dtype)
         flat = self._bytes_at(place, count * dtype.itemsize).torch().untyped_storage()
-        tensor: Any = torch.empty(0, dtype=dtype)
+        tensor = _empty(0, dtype)
         return tensor.set_(flat, 0, shape, stride) if stride else tensor.set_(flat, 0, shape)
 
     def _array(self, place: Any, dtype: str, shape: Any, is_fortran: bool | None) -> Any:
@@ -164,6 +164,11 @@ def _bytes_at(memory: _core.NDArray, place: Any, nbytes: int) -> _core.NDArray:
         return memory[place : place + nbytes]
     array: _core.NDArray = pickle.loads(place)
     return array.unchecked()  # it is the consumer's alone
+
+
+def _empty(shape: Any, dtype: Any) -> Any:
+    """On the CPU, also if the program has set another default device."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _form_of(tensor: Any) -> tuple[Any, ...]:
