@@ -406,6 +406,16 @@ def plain(batch):
     )
 
 
+def resumed(state, *arguments, **options):
+    loader = tn.DataLoader(*arguments, **options)
+    loader.load_state_dict(state)
+    return loader
+
+
+def epochs(loader, count):
+    return [[plain(batch) for batch in loader] for _ in range(count)]
+
+
 def seed(number):
     torch.manual_seed(number)
     random.seed(number)

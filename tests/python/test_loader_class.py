@@ -574,32 +574,3 @@ def test_ctrl_c_ends_the_wait_and_the_workers():
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors
     assert errors.count("Traceback") == 1, errors
     assert not Path(f"/proc/{pid}").exists()
-
-
-@pytest.mark.parametrize(
-    ("workers", "damage", "message"),
-    [
-        (0, lambda state: state.pop("calls"), "it has no calls"),
-        (0, lambda state: state.pop("start"), "it has no start"),
-        (0, lambda state: state.pop("fetcher"), "it has no fetcher"),
-        (0, lambda state: state.update(samplers=None), "its samplers must be a list"),
-        (0, lambda state: state.update(now=None), "its now must be a dict"),
-        (2, lambda state: state.pop("marks"), "it has no marks"),
-        (2, lambda state: state["marks"].pop(), "its marks must be a list of 2"),
-        (2, lambda state: state.update(base_seed=None), "its base_seed must be an integer of at least 0"),
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(workers, damage, message):
-    def make():
-        return tn.DataLoader(rows(), batch_size=5, shuffle=True, num_workers=workers)
-
-    loader = make()
-    next(iter(loader))
-    state = loader.state_dict()
-    damage(state)
-    again = make()
-    before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=f"the state is damaged: {message}"):
-        again.load_state_dict(state)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert len(list(again)) == 2

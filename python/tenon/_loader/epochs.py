@@ -26,7 +26,7 @@ from .._data import closing
 from .._data.workers import Workers
 from .._errors import OpError, log
 from . import workers as work
-from .generators import from_plain, to_plain
+from .generators import default_device, from_plain, to_plain
 from .here import Quick
 from .packing import Reader, bytes_of
 from .state import Progress, cannot_go_on
@@ -156,7 +156,7 @@ class Processes(Quick):
         else:
             self._base_seed = state["base_seed"]
             progress.restore_answers(state)
-            self._go_on_sampler(progress, state)
+            self._go_on_sampler(loader, progress, state)
         progress.base_seed = self._base_seed
         self._peeked: collections.deque[Any] = collections.deque()
         self._pid = os.getpid()
@@ -198,13 +198,13 @@ class Processes(Quick):
         self._number = -1
         self._begin(progress, is_new=state is None)
 
-    def _go_on_sampler(self, progress: AnswerProgress, state: dict[str, Any]) -> None:
+    def _go_on_sampler(self, loader: Any, progress: AnswerProgress, state: dict[str, Any]) -> None:
         if self._is_iterable():
             progress.restore_counts(state)
         elif state["is_finished"]:
             self._sampler_iter = iter(())
         else:
-            progress.run_sampler(self, state)
+            progress.run_sampler(loader, self, state)
         self._num_yielded = progress.yielded
 
     def go_to_end(self) -> None:
@@ -429,7 +429,7 @@ class _WithoutSeed:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self.generator = torch.Generator()
+        self.generator = torch.Generator(default_device())  # where PyTorch draws it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

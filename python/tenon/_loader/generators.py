@@ -36,6 +36,19 @@ def global_generators() -> dict[str, Any]:
     return {"random": random, "numpy.random": np.random, "torch": torch.default_generator}
 
 
+def default_device() -> Any:
+    """That of `torch.set_default_device`."""
+    return torch.empty(0).device
+
+
+def default_generators() -> dict[str, Any]:
+    """That of the default device, from which PyTorch's samplers draw their seeds, if it is not the CPU."""
+    device = default_device()
+    if device.type != "cuda":
+        return {}
+    return {f"torch.{device}": torch.cuda.default_generators[device.index]}
+
+
 def is_generator(value: Any) -> bool:
     """With a state."""
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -61,7 +74,10 @@ def set_generators(generators: dict[str, Any], states: dict[str, Any]) -> None:
     for name in generators.keys() & states.keys():
         generator, state = generators[name], states[name]
         if hasattr(generator, "setstate"):
-            generator.setstate(state)
+            version, numbers, gauss = state
+            generator.setstate((version, tuple(numbers), gauss))
+        elif isinstance(generator, torch.Generator):
+            generator.set_state(state.cpu())  # torch.load may have put it on a device
         elif hasattr(generator, "set_state"):
             generator.set_state(from_plain(state))
         else:

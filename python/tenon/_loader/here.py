@@ -44,6 +44,7 @@ class HereProgress(Progress):
     """Without workers."""
 
     fetcher: Any = None
+    restored: Any = None  # the state of the fetcher, until the next batch
     is_pending = False  # the last index has no batch yet: it was interrupted, or asked for its state
     batches: Any = None  # weak: the iterator
 
@@ -55,7 +56,7 @@ class HereProgress(Progress):
         return {
             **super().state(loader),
             "is_pending": self.is_pending,
-            "fetcher": fetcher_state(self.fetcher),
+            "fetcher": self.restored or fetcher_state(self.fetcher),
         }
 
     def restore_dataset(self, loader: Any, state: dict[str, Any]) -> None:
@@ -74,12 +75,12 @@ class Here(Quick, SingleProcessIterator):
         progress.batches = weakref.ref(self)
         progress.iterate(self, self._sampler_iter)
         if state is not None:
-            self._go_on(state)
+            self._go_on(loader, state)
 
-    def _go_on(self, state: dict[str, Any]) -> None:
+    def _go_on(self, loader: Any, state: dict[str, Any]) -> None:
         progress = self.progress
         if self._dataset_kind == Kind.Map:
-            progress.run_sampler(self, state)
+            progress.run_sampler(loader, self, state)
             progress.is_pending = state["is_pending"]
         elif has_place(state["fetcher"]):
             progress.restore_counts(state)
@@ -87,6 +88,7 @@ class Here(Quick, SingleProcessIterator):
         else:
             self._run_again(state)
         self._num_yielded = progress.yielded
+        progress.restored = state["fetcher"]
 
     def _run_again(self, state: dict[str, Any]) -> None:
         """Reads an iterable dataset without a state up to its place."""
@@ -116,6 +118,7 @@ class Here(Quick, SingleProcessIterator):
 
     def _next_data(self) -> Any:
         progress = self.progress
+        progress.restored = None
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:

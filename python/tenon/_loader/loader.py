@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
+from .checksums import with_checksums
 from .epochs import Processes
 from .here import Here
 from .state import begin, load, new_state
@@ -95,7 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         _check_no_pipe(self.dataset)
         if self._state is not None:
             return dict(self._state)
-        return new_state(self) if self._progress is None else self._progress.state(self)
+        return with_checksums(new_state(self) if self._progress is None else self._progress.state(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lets the next iteration go on from a `state_dict`, and sets the global random generators of Python,

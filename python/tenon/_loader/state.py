@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,18 @@ import torch.utils.data
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind as Kind
 
-from .generators import from_plain, global_generators, is_generator, set_generators, states_of, to_plain
+from .checksums import faults_of
+from .generators import (
+    default_generators,
+    from_plain,
+    global_generators,
+    is_generator,
+    set_generators,
+    states_of,
+    to_plain,
+)
 
+_UNCHANGING = (int, str, np.generic)  # indices
 _HEAD = 64  # elements of a list that show whether it was shuffled
 
 
@@ -91,7 +102,7 @@ def _end(iterator: Any, things: list[Any], states: list[Any]) -> None:
 
 def _generators(loader: Any) -> dict[str, Any]:
     """The global ones, the loader's and those that its samplers hold, each once."""
-    found = global_generators()
+    found = global_generators() | default_generators()
     held = {"generator": loader.generator}
     for i, part in enumerate(_samplers(loader)):
         held |= {f"{type(part).__name__}.{name} ({i})": value for name, value in _attributes(part).items()}
@@ -123,7 +134,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 def _numbers(loader: Any) -> list[dict[str, Any]]:
     """What samplers hold that may change from epoch to epoch: numbers, tuples of them, and the heads of lists
-    and arrays."""
+    and arrays, which are whole if they are short."""
     found: list[dict[str, Any]] = []
     for part in _samplers(loader):
         found.append({})
@@ -153,8 +164,8 @@ def _numbers_at_first(loader: Any) -> list[dict[str, Any]]:
 def _set_numbers(loader: Any, numbers: list[dict[str, Any]]) -> None:
     for part, then, now in zip(_samplers(loader), numbers, _numbers(loader), strict=False):
         for name, value in then.items():
-            if _is_number(value) and (name not in now or not _same(value, now[name])):
-                setattr(part, name, value)
+            if _can_be_set(value) and (name not in now or not _same(value, now[name])):
+                _set(part, name, value)
 
 
 def _has_sampler_states(state: dict[str, Any]) -> bool:
@@ -162,8 +173,19 @@ def _has_sampler_states(state: dict[str, Any]) -> bool:
 
 
 def own(index: Any) -> Any:
-    """A copy of an index, which a sampler or a dataset may change later."""
-    return list(index) if type(index) is list else index
+    """A copy of an index, which a sampler or a dataset may change later, and the index itself if it cannot be
+    copied."""
+    if isinstance(index, _UNCHANGING):
+        return index
+    if type(index) is list:
+        are_plain = all(issubclass(kind, _UNCHANGING) for kind in set(map(type, index)))
+        return index.copy() if are_plain else [own(one) for one in index]
+    if type(index) is torch.Tensor:
+        return index.clone()  # a deep copy would have all of the memory that the tensor is a part of
+    try:
+        return copy.deepcopy(index)
+    except Exception:
+        return index
 
 
 def _is_number(value: Any) -> bool:
@@ -172,6 +194,22 @@ def _is_number(value: Any) -> bool:
     if type(value) is tuple and len(value) <= _HEAD:
         return all(isinstance(one, kinds) for one in value)
     return isinstance(value, kinds)
+
+
+def _can_be_set(value: Any) -> bool:
+    """Whether it is a number, or a whole list of numbers."""
+    return _is_number(value) or (type(value) is list and len(value) < _HEAD and all(map(_is_number, value)))
+
+
+def _set(part: Any, name: str, value: Any) -> None:
+    held = getattr(part, name, None)
+    if isinstance(held, torch.Tensor) and type(value) is list:
+        value = torch.as_tensor(value, dtype=held.dtype, device=held.device)
+    with contextlib.suppress(Exception):  # restore_samplers sees what is not set
+        if isinstance(held, list | np.ndarray | torch.Tensor):
+            held[:] = value
+        else:
+            setattr(part, name, value)
 
 
 def _head(value: Any) -> list[Any] | None:
@@ -209,8 +247,10 @@ class Progress:
         self.is_finished = False
         self._has_ended = False  # the sampler
         self.sampler_iter: Any = None  # if it has a state
+        self._restored: dict[str, Any] | None = None  # until the next call of the sampler
 
     def next_index(self, batches: Any) -> Any:
+        self._restored = None
         try:
             index = next(batches._sampler_iter)
         except StopIteration:
@@ -231,7 +271,7 @@ class Progress:
     def state(self, loader: Any) -> dict[str, Any]:
         return {
             "loader": arguments(loader),
-            "now": states_of(self.generators),
+            "now": states_of(_generators(loader)),
             "start": self.start,
             "is_finished": self.is_finished,
             "numbers": to_plain(_changed(loader) if self.is_finished else self._numbers),
@@ -239,14 +279,18 @@ class Progress:
             "calls": self._calls,
             "last": to_plain(self.last),
             "yielded": self.yielded,
-            "has_ended": self._has_ended or self._is_at_end(loader._index_sampler),
+            "has_ended": self._has_ended,
+            **self._sampler_states(loader),
+        }
+
+    def _sampler_states(self, loader: Any) -> dict[str, Any]:
+        """A sampler that is not called yet may not say from where it will go on."""
+        if self._restored is not None:
+            return {name: self._restored[name] for name in ("samplers", "sampler_iter")}
+        return {
             "samplers": [state_of(one) for one in _with_states(loader)],
             "sampler_iter": state_of(self.sampler_iter),
         }
-
-    def _is_at_end(self, sampler: Any) -> bool:
-        """A smaller batch is the last one, and its sampler has ended."""
-        return type(sampler) is BatchSampler and self.last is not None and len(self.last) < sampler.batch_size
 
     def begins_with_state(self, loader: Any) -> bool:
         """Whether samplers may still have the state of a former epoch, perhaps one that was left, which
@@ -256,9 +300,8 @@ class Progress:
     def restore_samplers(self, loader: Any, state: dict[str, Any]) -> None:
         """Before they are iterated."""
         if _has_sampler_states(state):
-            restore_all(
-                _with_states(loader), state["samplers"], is_at_end=state["has_ended"] or is_before(state)
-            )
+            is_at_end = is_before(state) or _is_at_end(loader._index_sampler, state)
+            restore_all(_with_states(loader), state["samplers"], is_at_end=is_at_end)
             return
         numbers = from_plain(state["numbers"])
         for part, then, now in zip(_samplers(loader), numbers, _numbers(loader), strict=False):
@@ -274,12 +317,13 @@ class Progress:
         self.last, self.yielded = from_plain(state["last"]), state["yielded"]
         self._has_ended = state["has_ended"]
 
-    def run_sampler(self, batches: Any, state: dict[str, Any]) -> None:
+    def run_sampler(self, loader: Any, batches: Any, state: dict[str, Any]) -> None:
         """Takes the iterator of a sampler, made with the generators of the start, to its place."""
         self.restore_counts(state)
         if state["sampler_iter"] is not None or _has_sampler_states(state):
             restore(batches._sampler_iter, state["sampler_iter"])
-            if state["has_ended"]:
+            self._restored = state
+            if _is_at_end(batches._index_sampler, state):
                 self.iterate(batches, iter(()))
             return
         name = _named(batches._index_sampler)
@@ -304,6 +348,19 @@ class Progress:
                 f"{name} gave other indices when it was run again: {last} where the state has {self.last}. "
                 "Give it state_dict and load_state_dict, or set it as it was before the loader is iterated"
             )
+        if self._has_ended:
+            self._run_to_end(loader, batches, state, name)
+
+    def _run_to_end(self, loader: Any, batches: Any, state: dict[str, Any], name: str) -> None:
+        """What a sampler draws at its end is in the generators of the state. What it changes is not."""
+        numbers, generators = _numbers(loader), states_of(self.generators)
+        for _ in batches._sampler_iter:
+            raise cannot_go_on(
+                f"{name} gave more than {self._calls} indices when it was run again. The sampler or the data "
+                "are not those of the state"
+            )
+        if not _same(numbers, _numbers(loader)):
+            self.check_draws(generators, state, name)
 
     def check_draws(self, start: dict[str, Any], state: dict[str, Any], name: str) -> None:
         """Raises if what was run again, and other code, both drew from a generator: then it had other numbers
@@ -336,6 +393,12 @@ def _named(thing: Any) -> str:
     return type(thing).__name__
 
 
+def _is_at_end(sampler: Any, state: dict[str, Any]) -> bool:
+    """Whether the sampler has ended. A smaller batch is the last one."""
+    is_known = type(sampler) is BatchSampler and state["last"] is not None
+    return bool(state["has_ended"] or (is_known and len(state["last"]) < sampler.batch_size))
+
+
 def is_before(state: dict[str, Any]) -> bool:
     """Whether what is iterated in the epoch may still have the state of the end of the one before."""
     return bool(state["follows"]) and state["calls"] == 0
@@ -362,56 +425,33 @@ def new_state(loader: Any) -> dict[str, Any]:
     }
 
 
-# In the state of an epoch that has begun; in addition without and with workers.
-_OF_EPOCH = ("start", "is_finished", "follows", "calls", "last", "yielded", "has_ended", "sampler_iter")
-_OF_HERE = ("is_pending", "fetcher")
-_OF_WORKERS = ("is_first_epoch", "base_seed", "received", "ahead", "marks", "again", "exhausted")
-
-
 def load(loader: Any, state: dict[str, Any]) -> None:
     """Checks a state, and sets the generators and the numbers of samplers to it. What the program sets after
     that, as the epoch of a `DistributedSampler`, holds."""
-    if not {"loader", "now", "numbers", "samplers"} <= state.keys() or not isinstance(state["loader"], dict):
+    if not {"loader", "now", "checksums"} <= state.keys():
         raise ValueError(f"the state has the keys {list(state)}: it is not of a tenon.DataLoader")
+    if faults := faults_of(state):
+        raise ValueError(f"the state is damaged: {'; '.join(faults)}. Load what state_dict() has returned")
     for name, own in arguments(loader).items():
         then = state["loader"].get(name)
         if then != own:
             raise ValueError(f"the state is of a loader with {name}={then}, but this one has {name}={own}")
-    if faults := _faults(state, loader.num_workers):
-        raise ValueError(f"the state is damaged: {'; '.join(faults)}. Load what state_dict() has returned")
-    set_generators(_generators(loader), state["now"])
-    at_first = _numbers_at_first(loader)
-    if not _has_sampler_states(state):
-        _set_numbers(loader, at_first)
-        _set_numbers(loader, from_plain(state["numbers"]))
+    generators = _generators(loader)
+    for name in state["start"] if _is_inside(state) else state["now"]:
+        if name not in generators:
+            raise ValueError(
+                f"the state has the generator {name}, and this loader has none of this name. Make the loader "
+                "and its samplers as before; a sampler makes its generator in __init__"
+            )
+    set_generators(generators, state["now"])
+    for numbers in (_numbers_at_first(loader), from_plain(state["numbers"])):
+        own_states = itertools.chain(state["samplers"], itertools.repeat(None))
+        _set_numbers(loader, [one if own is None else {} for one, own in zip(numbers, own_states)])
 
 
-def _faults(state: dict[str, Any], workers: int) -> list[str]:
-    """Parts that are missing, or are not as in a state of a loader with so many workers."""
-    if any(key in state for key in _OF_EPOCH):
-        missing = [key for key in _OF_EPOCH + (_OF_WORKERS if workers else _OF_HERE) if key not in state]
-        if missing:
-            return [f"it has no {', '.join(missing)}"]
-
-    def is_list(value: Any) -> bool:
-        return isinstance(value, list | tuple)
-
-    kinds: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
-        (("now", "start"), "a dict", lambda value: isinstance(value, dict)),
-        (("numbers", "samplers", "ahead", "exhausted"), "a list", is_list),
-        (("marks", "again"), f"a list of {workers}", lambda value: is_list(value) and len(value) == workers),
-        (
-            ("calls", "yielded", "received", "base_seed"),
-            "an integer of at least 0",
-            lambda value: isinstance(value, int) and value >= 0,
-        ),
-    )
-    return [
-        f"its {key} must be {kind}"
-        for keys, kind, is_right in kinds
-        for key in keys
-        if key in state and not is_right(state[key])
-    ]
+def _is_inside(state: dict[str, Any]) -> bool:
+    """Whether the epoch has begun and has not ended. Then the sampler is run again."""
+    return "start" in state and not state["is_finished"]
 
 
 def begin(loader: Any, make: Any, state: dict[str, Any] | None) -> Any:
