@@ -32,6 +32,17 @@ void note_death(const Control& control, Place& place, Grant& grant, uint64_t wor
 // Removes bytes that hold values from all deaths. Requires that this process has a write lease of the bytes.
 void heal(const Control& control, Participant& self, uint32_t block, const ByteRange& bytes) noexcept;
 
+// The deaths in the place leave room for another process.
+bool has_room(const Place& place) noexcept;
+
+// For a place whose process has ended: joins its deaths with others of the same blocks, until it has room. A
+// joined death also has the bytes between the two. Requires the lock of the place.
+void join_deaths(const Control& control, uint32_t participant) noexcept;
+
+// Before the leases of a dead process become deaths: if they will take all grants of the place, joins one of
+// them with a death in another place. So join_deaths() finds a free grant. Requires the lock of the place.
+void join_one_of_many(const Control& control, uint32_t participant) noexcept;
+
 // Removes all deaths of a block that no process uses any more.
 void forget_deaths(const Control& control, uint32_t block) noexcept;
 

@@ -52,6 +52,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
   Place& place = control.place(participant);
   if (look(place.state) == PlaceState::kFree) return;
   std::bitset<kMostBlocks> has_deaths;
+  join_one_of_many(control, participant);
   for (Grant& grant : used_grants(place)) {
     drop_grant(control, place, grant);
     const uint64_t word = look(grant.state);
@@ -181,20 +182,16 @@ uint32_t Participant::take_any_place(const os::File& file) {
       if (take_place(i, file)) return i;
     }
   }
+  // Deaths that were not healed may take the grants of places that no process has.
+  for (uint32_t i = 0; i < kParticipants; ++i) {
+    if (!control_.has_place(i) || look(control_.place(i).state) != PlaceState::kFree) continue;
+    if (!control_.places->try_lock(i)) continue;
+    if (look(control_.place(i).state) == PlaceState::kFree) join_deaths(control_, i);
+    control_.places->unlock(i);
+    if (take_place(i, file)) return i;
+  }
   return kNone;
 }
-
-namespace {
-
-// Deaths that were not healed take grants of the place.
-bool has_room(const Place& place) noexcept {
-  constexpr auto kLeast = static_cast<std::ptrdiff_t>(kGrants * 4 / 5);
-  return std::ranges::count_if(place.grants, [](const Grant& grant) {
-           return look(grant.state) == GrantState::kFree;
-         }) >= kLeast;
-}
-
-}  // namespace
 
 // True: this process holds the lock of the place.
 bool Participant::take_place(uint32_t i, const os::File& file) {

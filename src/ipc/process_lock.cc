@@ -468,11 +468,15 @@ void ProcessLock::heal(const Extent& extent) noexcept {
 bool ProcessLock::clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept {
   const GrantRequest wanted{bytes_of(extent), Access::kWrite, true, current_actor()};
   bool has_any = false;
-  visit_grants(segment_.control(), index_, [&](const Grant& grant, uint64_t word) {
-    const bool may_die =
-        GrantState::kind(word) == GrantKind::kDied || GrantState::access(word) == Access::kWrite;
-    has_any |= may_die && range_of(grant).overlaps(wanted.bytes);
-  });
+  uint32_t moves = 0;
+  do {
+    moves = observe(block().death_moves);
+    visit_grants(segment_.control(), index_, [&](const Grant& grant, uint64_t word) {
+      const bool may_die =
+          GrantState::kind(word) == GrantKind::kDied || GrantState::access(word) == Access::kWrite;
+      has_any |= may_die && range_of(grant).overlaps(wanted.bytes);
+    });
+  } while (!has_any && observe(block().death_moves) != moves);
   if (!has_any) return true;
   const GrantId grant = enter(wanted, deadline, conflict);
   if (grant == kNoGrant) return false;

@@ -3,6 +3,7 @@
 are overwritten, repaired, or declared valid."""
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -366,6 +367,37 @@ def test_a_process_that_is_killed_again_and_again_leaves_nothing_behind():
         a[...] = 0
     assert a.tolist() == [[0] * 1000] * 8
     await_shared_kib_below(before + 64 * 1024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arrays", "rows"), [(14, 3), (160, 1)])
+def test_many_dead_writers_leave_room_for_the_living(arrays, rows, in_a_process_with_one_thread):
+    """Each of them dies with leases that nobody heals, in one case with all that a process may have. There
+    are more of them than places."""
+    dead, all_of = 140, [tn.zeros((140 * rows + 1, 8), "u1", shared=True) for _ in range(arrays)]
+    leases = []
+
+    def hold(k):
+        parts = [a[k * rows + j] for a in all_of for j in range(rows)]
+        with contextlib.suppress(tn.LeaseConflict):  # the deaths of others leave it four fifths of the leases
+            leases.extend(part.lease("w", timeout=0.01) for part in parts)
+        assert len(leases) >= min(len(parts), 128)
+
+    for k in range(dead):
+        in_a_process_with_one_thread(lambda k=k: hold(k))
+    last = dead * rows
+    in_a_process_with_one_thread(lambda: all_of[0][last].tolist())
+    with Other() as other:
+        other.ask("a[last] = 1", a=all_of[0], last=last)
+        other.ask("b[...] = 1", b=tn.zeros(3, shared=True))
+        for a in all_of:
+            for row in range(0, 120 * rows, 7):
+                with pytest.raises(tn.OwnerDied):
+                    a[row].tolist()
+            a[:7] = 1
+            assert a[:7].tolist() == [[1] * 8] * 7
+            other.ask("a.clear_error()", a=a)
+            a.tolist()
 
 
 def test_a_name_whose_maker_was_killed_while_it_wrote_is_free():
