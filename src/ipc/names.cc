@@ -21,6 +21,7 @@ constexpr char kRecordMark[8] = {'T', 'N', 'N', 'A', 'M', 'E', '0', '1'};
 constexpr const char* kPrefix = "name-";  // so that no name is "." or ".."
 constexpr const char* kVariable = "TENON_RUNTIME_DIR";
 constexpr off_t kSection = 0, kKept = 1;
+constexpr mode_t kDirectoryRights = 0700, kFileRights = 0600;
 
 std::string way_out() { return concat("; set ", kVariable, " to a directory that only this user can use"); }
 
@@ -60,13 +61,28 @@ std::string path_of_directory() {
   return concat(has_memory ? "/dev/shm" : "/tmp", "/tenon-", os::user());
 }
 
+// Gives the user all rights to its own file or directory, which the umask of the process that made it has
+// taken. entry: in the directory. True: it was not all of them before.
+bool restore_rights(int directory, const char* entry, mode_t rights) noexcept {
+  // Such a descriptor needs no right to the file, and a symbolic link is not followed.
+  const os::File file(openat(directory, entry, O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status{};
+  if (!file || fstat(file.fd(), &status) != 0 || status.st_uid != os::user()) return false;
+  if (S_ISDIR(status.st_mode) != (rights == kDirectoryRights) || (status.st_mode & rights) == rights)
+    return false;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", file.fd());
+  return chmod(path, (status.st_mode & 07777) | rights) == 0;
+}
+
 // Fails with kSystem. Empty: it does not exist, and make is kNo.
 os::File open_directory(std::string* path, NameLock::Make make) {
   *path = path_of_directory();
   const std::string what = concat("the directory '", *path, "' for names of shared memory ");
-  if (make == NameLock::Make::kYes && mkdir(path->c_str(), 0700) != 0 && errno != EEXIST) {
+  if (make == NameLock::Make::kYes && mkdir(path->c_str(), kDirectoryRights) != 0 && errno != EEXIST) {
     fail(errno, what + "cannot be created");
   }
+  (void)restore_rights(AT_FDCWD, path->c_str(), kDirectoryRights);
   os::File folder(open(path->c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder) {
     const int error = errno;
@@ -117,8 +133,16 @@ bool is_named(const os::File& folder, const std::string& entry, const os::File& 
 }
 
 os::File open_entry(const os::File& folder, const std::string& entry, int flags) noexcept {
-  return os::File(
-      openat(folder.fd(), entry.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0600));
+  const auto open = [&] {
+    return os::File(openat(folder.fd(), entry.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags,
+                           kFileRights));
+  };
+  os::File file = open();
+  if (file && flags != 0) (void)fchmod(file.fd(), kFileRights);  // it may be new
+  if (file || errno != EACCES) return file;
+  if (restore_rights(folder.fd(), entry.c_str(), kFileRights)) return open();
+  errno = EACCES;
+  return {};
 }
 
 std::optional<NameRecord> record_in(const os::File& file) noexcept {

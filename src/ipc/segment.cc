@@ -165,7 +165,10 @@ ProcessLock& Segment::set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lo
 Segment::~Segment() {
   memory_.reset();  // while the place shows the creator that this process uses the memory
   if (participant_) participant_->leave();
-  if (name_ && is_empty(block(0).users)) remove_name(header_.name, header_.id);
+  if (name_) {
+    reap_all(control_);  // forked children may have ended since
+    if (is_empty(block(0).users)) remove_name(header_.name, header_.id);
+  }
   if (data_ != nullptr) os::unmap(data_, data_nbytes());
   if (control_.base != nullptr) os::unmap(control_.base, Control::nbytes_of(header_));
 }

@@ -101,6 +101,29 @@ def test_a_directory_that_others_may_use_is_refused(directory, name):
     tn.zeros(3, shared=name)
 
 
+@pytest.mark.parametrize("umask", [0o177, 0o277, 0o777])
+def test_a_restrictive_umask_takes_no_right_from_the_user(directory, umask):
+    code = """
+        import os, sys, tenon as tn
+        os.umask(int(sys.argv[1]))
+        a = tn.zeros(3, shared="here")
+        os.umask(0o022)
+        print(*(oct(os.stat(path).st_mode & 0o7777) for path in (sys.argv[2], sys.argv[2] + "/name-here")))
+        print(tn.attach("here").data_ptr == a.data_ptr)
+    """
+    assert python(code, str(umask), str(directory)) == "0o700 0o600\nTrue\n"
+
+
+def test_an_own_directory_without_rights_is_mended(directory, name):
+    for mode in (0o600, 0o500, 0):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(mode)
+        a = tn.zeros(3, shared=name)
+        assert directory.stat().st_mode & 0o7777 == 0o700
+        assert tn.attach(name).data_ptr == a.data_ptr
+        del a
+
+
 def test_a_symbolic_link_is_refused(directory, name, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     directory.symlink_to(tmp_path / "elsewhere")
@@ -355,6 +378,24 @@ def test_an_array_that_is_let_go_of_leaves_no_file(name, directory):
             return
         ctypes.CDLL(None).usleep(10_000)
     pytest.fail(f"{files(directory)} is left")
+
+
+def test_a_forked_child_that_has_ended_keeps_no_name(name, directory):
+    code = """
+        import os, sys, time, tenon as tn
+        a = tn.zeros(3, shared=sys.argv[1])
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        tn.zeros(3, shared=f"{sys.argv[1]}-another")
+        del a
+        for _ in range(300):  # longer than until the next sweep
+            if not os.listdir(os.environ["TENON_RUNTIME_DIR"]):
+                break
+            time.sleep(0.01)
+        print(os.listdir(os.environ["TENON_RUNTIME_DIR"]))
+    """
+    assert python(code, name) == "[]\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 1000, b"\0" * 1000])
