@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 
+#include "base/os.h"
 #include "sync/report.h"
 
 namespace tenon::impl {
@@ -97,6 +98,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           ": this process holds or awaits as many leases of shared memory as there is room for, or was "
           "forked "
           "while there was no room for another process; end some first");
+    case Conflict::Reason::kNoFile:
+      return lease_conflict(", which this process has inherited without a right to it: ", os::kLostText);
     case Conflict::Reason::kInherited:
       if (conflict.holder.thread == 0) {
         return lease_conflict(

@@ -202,8 +202,39 @@ void visit_descriptors(Visit visit) {
 
 }  // namespace
 
+const char* const kLostText =
+    "other code of this process has closed the file descriptor of that memory, as os.closerange() and "
+    "daemons "
+    "do: close descriptors first, and make shared memory after that";
+
 File::~File() {
-  if (fd_ >= 0) close(fd_);
+  if (const int own = fd(); own >= 0) close(own);
+}
+
+void File::swap(File& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
+}
+
+int File::release() noexcept {
+  const int own = fd();
+  fd_ = -1;
+  return own;
+}
+
+File File::keep() && noexcept {
+  struct stat status{};
+  if (fd_ >= 0 && fstat(fd_, &status) == 0) {
+    device_ = static_cast<uint64_t>(status.st_dev);
+    inode_ = static_cast<uint64_t>(status.st_ino);
+  }
+  return std::move(*this);
+}
+
+bool File::has_inode() const noexcept {
+  struct stat status{};
+  return fstat(fd_, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
 }
 
 File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) {
@@ -214,7 +245,7 @@ File create_memory(const std::string& name, size_t nbytes, bool has_huge_pages) 
     fail("memfd_create", errno, "a memory file cannot be made",
          errno == ENOMEM ? Code::kNoMemory : Code::kSystem);
   }
-  File file(fd);
+  File file = File(fd).keep();
   if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(nbytes)) != 0) {
     throw_error(Code::kNoMemory, "a memory file cannot have ", nbytes, " bytes: ", system_text(errno));
   }
@@ -264,6 +295,7 @@ void check_room(size_t nbytes, const std::string& what) {
 }
 
 void commit(const File& file, size_t offset, size_t nbytes, const std::string& what) {
+  if (file.is_lost()) throw_error(Code::kSystem, "there is no memory for ", what, ": ", kLostText);
   size_t done = 0;
   int error = 0;
   Headroom room;
@@ -280,7 +312,10 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
     done += step;
   }
   if (done == nbytes) return;
-  discard(file, offset, done);
+  if (done != 0) {
+    (void)fallocate(file.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                    static_cast<off_t>(done));
+  }
   check_denied("fallocate", error);
   throw_no_memory(what, room);
 }
@@ -289,10 +324,8 @@ bool try_commit(const File& file, size_t offset, size_t nbytes) noexcept {
   return nbytes <= kStep && allocate(file, offset, nbytes);
 }
 
-void discard(const File& file, size_t offset, size_t nbytes) noexcept {
-  if (nbytes == 0) return;
-  (void)fallocate(file.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                  static_cast<off_t>(nbytes));
+bool discard(std::byte* address, size_t nbytes) noexcept {
+  return madvise(address, nbytes, MADV_REMOVE) == 0;
 }
 
 std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment) {
@@ -553,6 +586,7 @@ uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept {
   uint32_t holder = 0;
   try {
     const std::string wanted = link_of(concat("/proc/self/fd/", file.fd()));
+    if (wanted.empty()) return 0;
     visit_descriptors([&](uint32_t pid, uint32_t fd, const std::string& path) {
       if (holder != 0 || link_of(path) != wanted) return;
       if (has_locked(concat("/proc/", pid, "/fdinfo/", fd), byte)) holder = pid;
@@ -572,7 +606,7 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool i
     check_descriptors(errno);
     return {};
   }
-  File file(opened);
+  File file = File(opened).keep();
   // Between the two calls the process may have ended, and its pid and descriptor may be reused.
   const auto same = memory_name(concat("/proc/self/fd/", opened));
   return same && *same == *name ? std::move(file) : File();
@@ -605,7 +639,7 @@ bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {
 }
 
 File create_event() {
-  File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  File event = File(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)).keep();
   if (!event) fail("eventfd", errno, "an event descriptor cannot be created");
   return event;
 }
@@ -623,8 +657,8 @@ void clear_event(const File& event) noexcept {
 bool make_pipe(File* reader, File* writer) noexcept {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return false;
-  *reader = File(ends[0]);
-  *writer = File(ends[1]);
+  *reader = File(ends[0]).keep();
+  *writer = File(ends[1]).keep();
   return true;
 }
 

@@ -18,23 +18,37 @@ class File {
  public:
   File() = default;
   explicit File(int fd) noexcept : fd_(fd) {}
-  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  File(File&& other) noexcept { swap(other); }
   File& operator=(File&& other) noexcept {
-    std::swap(fd_, other.fd_);
+    swap(other);
     return *this;
   }
   ~File();
 
-  int fd() const noexcept { return fd_; }
-  int release() noexcept { return std::exchange(fd_, -1); }  // the caller closes it
+  // For a file that is open while other code of the program runs. That code may close descriptors that are
+  // not its own, as daemons do, and then open a file of its own, which gets the same number. After keep(),
+  // each use of the descriptor, and its close, first compares device and inode with those of now. Returns the
+  // file. All event descriptors have one inode, so they are not told apart.
+  File keep() && noexcept;
+  // -1: there is no file, or other code has closed it.
+  int fd() const noexcept { return inode_ == 0 || has_inode() ? fd_ : -1; }
+  // Other code has closed it.
+  bool is_lost() const noexcept { return fd_ >= 0 && fd() < 0; }
+  int release() noexcept;  // the caller closes it
   explicit operator bool() const noexcept { return fd_ >= 0; }
 
  private:
+  void swap(File& other) noexcept;
+  bool has_inode() const noexcept;
+
   int fd_ = -1;
+  uint64_t device_ = 0, inode_ = 0;  // of a file that is kept; else 0
 };
 
 // For a call that failed with this error: fails with kSystem if no file descriptor was left.
 void check_descriptors(int error);
+// Why a kept file is lost, and what to do: for the ends of messages.
+extern const char* const kLostText;
 
 // ------------------------------------------------------------------------------------- memory files
 
@@ -48,8 +62,8 @@ bool is_sealed(const File& file);  // fails with kSystem (the call is denied)
 size_t size_of(const File& file);  // fails with kSystem
 
 // Commits the memory for a range of the file, so that no later access can fail. Checks before each step how
-// much the machine and the control group have left. Fails with kNoMemory, and names the numbers; the range is
-// empty then. what: for the message.
+// much the machine and the control group have left. Fails with kNoMemory, and names the numbers, and with
+// kSystem (the file is lost); the range is empty then. what: for the message.
 void commit(const File& file, size_t offset, size_t nbytes, const std::string& what);
 
 // The same without the check, a message or the heap, so that it does not wait for a fork beside it. False:
@@ -59,8 +73,9 @@ bool try_commit(const File& file, size_t offset, size_t nbytes) noexcept;
 // Whether so much can be committed now, as commit() checks before. Fails with kNoMemory.
 void check_room(size_t nbytes, const std::string& what);
 
-// Frees the memory of a range, which reads as zero from then on.
-void discard(const File& file, size_t offset, size_t nbytes) noexcept;
+// Frees the memory of a range that is mapped here for writing, which reads as zero from then on. Needs no
+// descriptor. False: the range is as it was (the pages are locked, or the system cannot do it).
+bool discard(std::byte* address, size_t nbytes) noexcept;
 
 // Fails with kNoMemory. The addresses are aligned to alignment, a power of two of pages.
 std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment);

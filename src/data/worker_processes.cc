@@ -33,7 +33,11 @@
 namespace tenon::impl {
 namespace {
 
-int pidfd_open(int64_t pid) noexcept { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+constexpr int kLookMs = 1'000;  // between two looks whether other code has closed a descriptor
+
+os::File pidfd_open(int64_t pid) noexcept {
+  return os::File(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))).keep();
+}
 
 // The kernel's, for a process that is not waited for here: as waitpid would give it.
 int32_t status_of(const siginfo_t& info) noexcept {
@@ -152,6 +156,8 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
     if (generator_.start == nullptr) {
       pid = fork_worker(worker);
       if (pid < 0) failure = concat("worker process ", worker, " cannot be forked: ", std::strerror(errno));
+    } else if (slots_->file().is_lost()) {
+      failure = concat("worker ", worker, " cannot be started: ", os::kLostText);
     } else {
       const std::string link = WorkerLink{os::this_process(), slots_->file().fd(), worker}.text();
       const int32_t code =
@@ -171,8 +177,8 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
       // pairs with: WorkerProcesses::await, "a process that lives"
       peer.is_alive.store(true, std::memory_order_release);
     } else if (failure.empty()) {
-      const int pidfd = pidfd_open(pid);
-      if (pidfd < 0) {
+      os::File process = pidfd_open(pid);
+      if (!process) {
         failure = concat("worker process ", worker, " (", pid,
                          ") cannot be watched (pidfd_open): ", std::strerror(errno));
         if (errno != ESRCH) (void)kill(static_cast<pid_t>(pid), SIGKILL);
@@ -184,7 +190,8 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
         }
       } else {
         const std::scoped_lock lock(mutex_);
-        peer.pidfd = pidfd;
+        peer.process = std::move(process);
+        peer.start = os::start_of(static_cast<uint32_t>(pid));
         peer.pid.store(pid, std::memory_order_relaxed);
         // pairs with: WorkerProcesses::await, "a process that lives"
         peer.is_alive.store(true, std::memory_order_release);
@@ -206,7 +213,24 @@ int64_t WorkerProcesses::fork_worker(int32_t worker) {
   return pid;
 }
 
-// Its process has ended: the pidfd says so.
+// For a process whose pidfd is lost. False: it has ended. Requires the lock.
+bool WorkerProcesses::watch_again(RingUser& peer) noexcept {
+  const int64_t pid = peer.pid.load(std::memory_order_relaxed);
+  if (os::start_of(static_cast<uint32_t>(pid)) != peer.start) return false;
+  if (os::File again = pidfd_open(pid)) peer.process = std::move(again);
+  return true;
+}
+
+// Requires the lock.
+void WorkerProcesses::renew_wake() noexcept {
+  try {
+    wake_ = os::create_event();
+  } catch (const std::exception&) {
+    // The next look tries again.
+  }
+}
+
+// Its process has ended.
 void WorkerProcesses::note_end(int32_t worker) noexcept {
   RingUser& peer = peers_[static_cast<size_t>(worker)];
   const int64_t pid = peer.pid.load(std::memory_order_relaxed);
@@ -216,11 +240,16 @@ void WorkerProcesses::note_end(int32_t worker) noexcept {
   } else {
     siginfo_t info{};
     constexpr idtype_t kPidfd = static_cast<idtype_t>(3);  // P_PIDFD
-    if (waitid(kPidfd, static_cast<id_t>(peer.pidfd), &info, WEXITED) == 0) status = status_of(info);
+    const int fd = peer.process.fd();
+    if (fd < 0) {
+      (void)waitpid(static_cast<pid_t>(pid), &status, 0);
+    } else if (waitid(kPidfd, static_cast<id_t>(fd), &info, WEXITED) == 0) {
+      status = status_of(info);
+    }
   }
   {
     const std::scoped_lock lock(mutex_);
-    close(std::exchange(peer.pidfd, -1));
+    peer.process = os::File();
     peer.status = status;
     // pairs with: WorkerProcesses::await, "a process that lives"
     peer.is_alive.store(false, std::memory_order_release);
@@ -237,47 +266,56 @@ void WorkerProcesses::run() noexcept {
   std::vector<pollfd> files;
   std::vector<int32_t> workers;
   while (true) {
-    files.assign(1, {wake_.fd(), POLLIN, 0});
     workers.assign(1, -1);
-    int32_t to_start = -1;
+    int32_t to_start = -1, ended = -1;
     {
       const std::scoped_lock lock(mutex_);
+      if (wake_.is_lost()) renew_wake();
+      files.assign(1, {wake_.fd(), POLLIN, 0});
       for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
-        const int fd = peers_[static_cast<size_t>(i)].pidfd;
-        if (fd < 0) continue;
-        files.push_back({fd, POLLIN, 0});
+        RingUser& peer = peers_[static_cast<size_t>(i)];
+        if (!peer.process) continue;
+        if (peer.process.is_lost() && !watch_again(peer)) ended = i;
+        files.push_back({peer.process.fd(), POLLIN, 0});
         workers.push_back(i);
       }
       if (is_over_ && workers.size() == 1) return;
       // Not before its predecessor has been waited for.
-      for (size_t k = 0; k < to_start_.size() && to_start < 0; ++k) {
-        if (peers_[static_cast<size_t>(to_start_[k])].pidfd >= 0) continue;
+      for (size_t k = 0; k < to_start_.size() && to_start < 0 && ended < 0; ++k) {
+        if (peers_[static_cast<size_t>(to_start_[k])].process) continue;
         to_start = to_start_[k];
         to_start_.erase(to_start_.begin() + static_cast<ptrdiff_t>(k));
       }
+    }
+    if (ended >= 0) {
+      note_end(ended);
+      continue;
     }
     if (to_start >= 0) {
       start_one(to_start);
       continue;
     }
-    if (poll(files.data(), files.size(), -1) < 0) continue;
+    if (poll(files.data(), files.size(), kLookMs) <= 0) continue;
     if (files[0].revents != 0) os::clear_event(wake_);
     for (size_t k = 1; k < files.size(); ++k) {
-      if (files[k].revents != 0) note_end(workers[k]);
+      if (files[k].revents != 0 && !peers_[static_cast<size_t>(workers[k])].process.is_lost())
+        note_end(workers[k]);
     }
   }
 }
 
 void WorkerProcesses::kill_one(int32_t worker) noexcept {
   const std::scoped_lock lock(mutex_);
-  const int fd = peers_[static_cast<size_t>(worker)].pidfd;
+  RingUser& peer = peers_[static_cast<size_t>(worker)];
+  if (peer.process.is_lost() && !watch_again(peer)) return;
+  const int fd = peer.process.fd();
   if (fd >= 0) (void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0);
 }
 
 void WorkerProcesses::stop(int32_t worker) {
   kill_one(worker);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return peers_[static_cast<size_t>(worker)].pidfd < 0; });
+  changed_.wait(lock, [&] { return !peers_[static_cast<size_t>(worker)].process; });
 }
 
 uint32_t WorkerProcesses::answered(int32_t worker) const noexcept {
@@ -445,8 +483,8 @@ void WorkerProcesses::dismiss() noexcept {
     is_over_ = true;
     to_start_.clear();
     changed_.notify_all();
+    if (wake_) os::signal_event(wake_);
   }
-  if (wake_) os::signal_event(wake_);
   for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) dismiss_one(i);
 }
 
@@ -470,13 +508,16 @@ bool WorkerProcesses::end(int64_t timeout_ns) {
   {
     std::unique_lock lock(mutex_);
     const auto are_gone = [this] {
-      return std::ranges::all_of(peers_, [](const RingUser& user) { return user.pidfd < 0; });
+      return std::ranges::all_of(peers_, [](const RingUser& user) { return !user.process; });
     };
     have_left = deadline.is_never() ? (changed_.wait(lock, are_gone), true)
                                     : changed_.wait_until(lock, deadline.time_point(), are_gone);
   }
   for (int32_t i = 0; !have_left && i < static_cast<int32_t>(peers_.size()); ++i) kill_one(i);
-  os::signal_event(wake_);
+  {
+    const std::scoped_lock lock(mutex_);
+    os::signal_event(wake_);
+  }
   watcher_.join();
   return have_left;
 }

@@ -103,7 +103,8 @@ class WorkerProcesses {
     std::atomic<bool> is_alive{false};
     std::atomic<bool> is_thread{false};
     // Guarded by mutex_.
-    int pidfd = -1;
+    os::File process;    // a pidfd of the process that is watched; empty: there is none
+    uint64_t start = 0;  // of that process
     int32_t status = 0;  // as waitpid gives it, of the process that has ended
     bool is_wanted = false;
     std::string failure;  // why it could not be started
@@ -120,6 +121,8 @@ class WorkerProcesses {
   void start_one(int32_t worker) noexcept;
   int64_t fork_worker(int32_t worker);
   void note_end(int32_t worker) noexcept;
+  bool watch_again(RingUser& peer) noexcept;
+  void renew_wake() noexcept;
   void kill_one(int32_t worker) noexcept;
   bool has_answer(const RingUser& peer, const RequestRing& ring) const noexcept;
   RequestRing& ring(int32_t worker) const noexcept;
@@ -139,7 +142,7 @@ class WorkerProcesses {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<int32_t> to_start_;  // guarded by mutex_
-  os::File wake_;
+  os::File wake_;                 // guarded by mutex_ after start()
   std::thread watcher_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "base/block_cache.h"
 #include "base/foreign_call.h"
+#include "base/os.h"
 #include "exec/engine.h"
 #include "exec/pool.h"
 #include "sync/gate.h"
@@ -50,6 +51,7 @@ std::string text_of(const Conflict& conflict) {
     case Conflict::Reason::kTimeout: return concat("it has waited too long for ", text_of(conflict.holder));
     case Conflict::Reason::kDeadlock: return concat("it would wait for ever for ", text_of(conflict.holder));
     case Conflict::Reason::kNotHeld: return std::string(kNotHeldText);
+    case Conflict::Reason::kNoFile: return concat("this process was forked, and ", os::kLostText);
     default: return concat("it cannot use memory of other processes beside ", text_of(conflict.holder));
   }
 }

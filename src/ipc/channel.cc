@@ -50,11 +50,6 @@ void check_inherited_views(const Array& slot) {
   if (view != nullptr) throw_conflict(conflict, "use the slot with", &slot);
 }
 
-[[noreturn]] void throw_no_place() {
-  throw_error(Code::kSystem, "this process was forked while all ", kParticipants,
-              " places of the channel's memory were taken");
-}
-
 }  // namespace
 
 Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPlan& plan,
@@ -160,7 +155,7 @@ uint64_t Channel::taker() const noexcept {
 // Requires the mutex, as do all functions from here to try_receive(), unless they say otherwise.
 void Channel::take_role(ChannelRole role) {
   if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
-  if (segment_->participant().index() == Participant::kNone) throw_no_place();
+  if (segment_->participant().index() == Participant::kNone) segment_->throw_no_place();
   ChannelEnd& end = ends_.own();
   const uint64_t taker = this->taker();
   const auto generation = static_cast<uint32_t>(taker);
@@ -472,13 +467,14 @@ bool Channel::try_once_more(const SharedEvent& event, Try attempt) {
 int Channel::descriptor(Access access) {
   SharedEvent& event = access == Access::kRead ? state_->items : state_->room;
   auto& current = access == Access::kRead ? item_watch_ : room_watch_;
-  if (segment_->participant().index() == Participant::kNone) throw_no_place();
+  if (segment_->participant().index() == Participant::kNone) segment_->throw_no_place();
   // pairs with: Channel::descriptor, "the watch of an end"
   Watch* watch = current.load(std::memory_order_acquire);
-  while (watch == nullptr || watch->is_inherited()) {
+  while (watch == nullptr || watch->is_inherited() || watch->fd() < 0) {
     auto fresh = std::make_unique<Watch>(*this, event);
     // pairs with: Channel::descriptor, "the watch of an end"
     if (!current.compare_exchange_strong(watch, fresh.get(), std::memory_order_acq_rel)) continue;
+    if (watch != nullptr && !watch->is_inherited()) watch->end();  // its descriptor is lost
     fresh->keep(watch);
     watch = fresh.release();
     if (is_closed_.load(std::memory_order_relaxed)) watch->end();

@@ -222,7 +222,7 @@ NameHold NameLock::keep(const SegmentId& segment, int fd) {
   if (!lock(hold, F_OFD_SETLK, F_RDLCK, kKept)) {
     fail(errno, concat("the file '", path_, "' of a name of shared memory cannot be locked"));
   }
-  return hold;
+  return std::move(hold).keep();
 }
 
 void NameLock::remove() noexcept {
@@ -246,7 +246,7 @@ NameHold keep_name(const std::string& name, const SegmentId& segment) noexcept {
     if (!hold || !lock(hold, F_OFD_SETLK, F_RDLCK, kKept)) return {};
     const std::optional<NameRecord> record = record_in(hold);
     if (!record || record->segment != segment || !is_named(folder, kPrefix + name, hold)) return {};
-    return hold;
+    return std::move(hold).keep();
   } catch (const std::exception&) {
     return {};
   }

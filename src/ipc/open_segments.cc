@@ -53,6 +53,7 @@ OpenSegments::CloseUnused::~CloseUnused() {
 
 PoolBlock OpenSegments::allocate(uint64_t nbytes) {
   for (const auto& pool : pools_) {
+    if (pool->segment().file().is_lost()) continue;  // other processes could not open an array on it
     const PoolBlock found = pool->allocate(nbytes);
     if (found.block != Segment::kNone) return found;
   }

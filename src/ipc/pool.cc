@@ -188,7 +188,7 @@ void Pool::trim(uint64_t kept_nbytes) noexcept {
     while (stop > first && idle_nbytes() > kept_nbytes) {
       --stop;
       if (!is_committed_[stop]) continue;
-      os::discard(segment_.file(), segment_.header().data_at + stop * kGranule, kGranule);
+      if (!os::discard(segment_.data() + stop * kGranule, kGranule)) return;
       is_committed_[stop] = false;
       committed_nbytes_ -= kGranule;
     }

@@ -131,10 +131,16 @@ ProcessLock::GrantRequest ProcessLock::grant_request_of(const Request& request,
   return wanted;
 }
 
+// Why this process can get no grant.
+Conflict::Reason ProcessLock::no_grant_reason() const noexcept {
+  const bool has_place = segment_.participant().index() != Participant::kNone;
+  return has_place || !segment_.file().is_lost() ? Conflict::Reason::kTooMany : Conflict::Reason::kNoFile;
+}
+
 // Waits for a free grant. kNoGrant: the conflict says why.
 GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
-  conflict->reason = Conflict::Reason::kTooMany;
+  conflict->reason = no_grant_reason();
   if (self.index() == Participant::kNone) return kNoGrant;
   GrantId grant = self.take_grant();
   if (grant != kNoGrant || deadline.has_passed()) return grant;
@@ -345,6 +351,10 @@ void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noe
     }
     holder->is_stopped = os::is_stopped(holder->pid);
   }
+  if (is_marked && segment_.file().is_lost()) {
+    write_text(holder->note, sizeof holder->note - 1,
+               [] { return concat("this process cannot see whether it has ended: ", os::kLostText); });
+  }
   holder->is_ending = is_marked && holder->dead_pid == 0;
 }
 
@@ -419,7 +429,7 @@ Appended ProcessLock::submit(Request& request, RequestPart& part, Conflict* conf
   if (grant == kNoGrant) {
     // Behind the requests that wait for a grant already.
     if (has_place && ProxyWaiter::instance().add(*this, request, part, kNoGrant)) return Appended::kWaiting;
-    conflict->reason = Conflict::Reason::kTooMany;
+    conflict->reason = no_grant_reason();
     return Appended::kRefused;
   }
   Blockers blockers;

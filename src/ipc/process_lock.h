@@ -87,6 +87,7 @@ class ProcessLock : public Gate {
   };
   GrantRequest grant_request_of(const Request& request, const RequestPart& part) const noexcept;
   ByteRange bytes_of(const Extent& extent) const noexcept;
+  Conflict::Reason no_grant_reason() const noexcept;
   GrantId take_grant(const Deadline& deadline, Conflict* conflict) noexcept;
   // is_brief: it does not wait.
   void write_request(const GrantRequest& wanted, GrantId grant, bool is_brief) noexcept;

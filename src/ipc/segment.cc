@@ -150,6 +150,13 @@ void Segment::join(MutexOwner& mutex_owner) {
   locks_.resize(header_.blocks);
 }
 
+void Segment::throw_no_place() const {
+  if (file_.is_lost())
+    throw_error(Code::kSystem, "this process cannot use shared memory of its parent: ", os::kLostText);
+  throw_error(Code::kSystem, "this process was forked while all ", kParticipants,
+              " places of the shared segment were taken: so many processes use it at a time");
+}
+
 ProcessLock& Segment::lock(uint32_t block) {
   const std::scoped_lock uses(uses_lock_);
   if (!locks_[block]) locks_[block] = std::make_unique<ProcessLock>(*this, block);
@@ -406,7 +413,7 @@ void Segment::end_wait(SharedEvent& event) noexcept {
 
 Participant::Reserved Segment::before_fork() noexcept {
   uses_lock_.lock();
-  return participant_->reserve_for_child(file_);
+  return file_.is_lost() ? Participant::Reserved() : participant_->reserve_for_child(file_);
 }
 
 void Segment::after_fork() noexcept { uses_lock_.unlock(); }

@@ -68,6 +68,8 @@ class Segment {
   ProcessLock& set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lock);
   uint64_t data_nbytes() const noexcept { return header_.total_nbytes - header_.data_at; }
   Participant& participant() noexcept { return *participant_; }
+  // Fails with kSystem: this process is a forked child that has no place.
+  [[noreturn]] void throw_no_place() const;
   ProcessLock& lock(uint32_t block);
   bool is_writable() const noexcept { return is_writable_; }
   // Fails with kSystem.

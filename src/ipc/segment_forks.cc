@@ -43,6 +43,7 @@ void SegmentForks::become_child() noexcept {
 
 void SegmentForks::look(OpenSegments& segments) noexcept {
   std::erase_if(forks_, [&](const Fork& fork) {
+    if (fork.reader.is_lost()) return true;  // its places are freed by their age
     if (!os::has_no_writer(fork.reader)) return false;
     for (const auto& [id, place] : fork.places) {
       if (Segment* const segment = segments.find(id)) segment->participant().free_reserved(place);

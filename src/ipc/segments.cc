@@ -206,10 +206,7 @@ Segments::Use Segments::begin_use(Segment& segment, uint32_t block, uint32_t gen
   auto use = std::make_unique<BlockUse>(BlockUse{&segment, block, segment.header().id});
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
-    if (segment.participant().index() == Participant::kNone) {
-      throw_error(Code::kSystem, "this process was forked while all ", kParticipants,
-                  " places of the shared segment were taken: so many processes use it at a time");
-    }
+    if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
     throw_error(Code::kNotFound, "the shared array does not exist any more: all processes have released it");
   }
   return Use(use.release());
@@ -611,8 +608,11 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
   os::File file = file_of(sender, fd, prefix);
   if (!file) file = find_file(prefix);
   if (!file) {
+    const bool is_alive = os::start_of(sender.pid) == sender.start;
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
-                sender.pid, " sent it)");
+                sender.pid, " sent it",
+                is_alive ? "; it has released it, or other code of it has closed the file descriptor" : "",
+                ")");
   }
   std::unique_ptr<Segment> segment = Segment::open(std::move(file), true, MutexOwner::instance());
   if (segment->header().id != id) {

@@ -29,6 +29,7 @@ class Watch {
   // Closes it.
   ~Watch();
 
+  // -1: other code has closed it.
   int fd() const noexcept { return event_.fd(); }
   // This process is a forked child of the one that made it. Only that one may use it.
   bool is_inherited() const noexcept { return mark_.is_child(); }
@@ -38,8 +39,9 @@ class Watch {
   void clear() noexcept;
   // Ends the watch of the event: only signal() and clear() change the descriptor afterwards. Idempotent.
   void end() noexcept;
-  // Becomes the owner of the watch that the parent process had in the place of this one.
-  void keep(Watch* inherited) noexcept { inherited_.reset(inherited); }
+  // Becomes the owner of the watch that was in the place of this one: of the parent process, or without its
+  // descriptor.
+  void keep(Watch* before) noexcept { before_.reset(before); }
 
  private:
   friend class Watcher;
@@ -48,7 +50,7 @@ class Watch {
   const os::File event_;
   const ForkMark mark_;
   std::atomic<bool> is_watched_{false};
-  std::unique_ptr<Watch> inherited_;
+  std::unique_ptr<Watch> before_;
   uint32_t seen_ = 0;  // the signals of the event; guarded by the watcher's lock
 };
 

@@ -49,6 +49,7 @@ struct Conflict {
     kNotHeld,       // the item of a channel was sent, or another process has it
     kInherited,     // a forked child still has views from before the fork
     kTooMany,       // the process holds as many leases of this memory as there is room for
+    kNoFile,        // it is a forked child without a right to it: its parent had lost the descriptor
   };
   Reason reason = Reason::kHostView;
   const RequestPart* part = nullptr;  // the refused part, if one was

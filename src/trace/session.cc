@@ -76,7 +76,7 @@ void begin(const char* path, uint64_t capacity) {
     throw_error(Code::kValue, "a trace into '", now.path, "' runs already: a process has one at a time");
   }
   now.path = path;
-  os::File file(::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  os::File file = os::File(::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)).keep();
   if (!file) fail(now.path, errno);
   start(static_cast<size_t>(capacity));
   now.file = std::move(file);
@@ -88,6 +88,10 @@ Counts end() {
   if (!now.file) throw_error(Code::kValue, "no trace runs");
   os::File file(std::move(now.file));
   const Recording recording = stop();
+  if (file.is_lost()) {
+    throw_error(Code::kSystem, "trace: cannot write '", now.path,
+                "': other code of this process has closed its file descriptor");
+  }
   int reason = 0;
   write_chrome(recording, [&](std::string_view text) { return (reason = write_all(file, text)) == 0; });
   if (::close(file.release()) != 0 && errno != EINTR && reason == 0) reason = errno;

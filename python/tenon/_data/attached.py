@@ -7,6 +7,7 @@ import gc
 import json
 import mmap
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -452,6 +453,10 @@ def _on_device(batch: AttachedBatch, device: str) -> AttachedBatch:
     return AttachedBatch(batch.keys(), arrays, batch.epoch, batch.index, batch.attachment)
 
 
+# A mapping that keeps a descriptor closes that number at its end, also if it is another file's by then.
+_WITHOUT_FILE: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
 class _Slots:
     """The slots of a feed of another process, mapped. Lives as long as an array on them."""
 
@@ -459,21 +464,30 @@ class _Slots:
         import numpy as np
 
         pid, self._at = about["pid"], about["at"]
+        path, fd = f"/proc/{pid}/fd/{about['fd']}", -1
+
+        def is_same(file: os.stat_result) -> bool:
+            return bool([file.st_dev, file.st_ino] == about["file"])
+
         try:
-            mode = os.O_RDWR if is_writable else os.O_RDONLY
-            fd = os.open(f"/proc/{pid}/fd/{about['fd']}", mode | os.O_CLOEXEC)
+            if is_same(os.stat(path)):  # another file is not opened: that may block, or act on a device
+                mode = os.O_RDWR if is_writable else os.O_RDONLY
+                fd = os.open(path, mode | os.O_CLOEXEC)
         except OSError as error:
             raise FileNotFoundError(
                 f"the memory of feed {name!r} cannot be opened ({error.strerror}): process {pid}, which "
                 "serves it, has ended, or is not seen from here"
             ) from None
+        if fd < 0:
+            raise FileNotFoundError(
+                f"process {pid}, which served feed {name!r}, has ended, or has closed the file of its memory"
+            )
         try:
-            file = os.fstat(fd)
-            if [file.st_dev, file.st_ino] != about["file"]:
+            if not is_same(os.fstat(fd)):
                 raise FileNotFoundError(f"process {pid}, which served feed {name!r}, has ended")
             access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
             self._mapping = mmap.mmap(
-                fd, about["nbytes"], flags=mmap.MAP_SHARED, prot=access, offset=self._at
+                fd, about["nbytes"], flags=mmap.MAP_SHARED, prot=access, offset=self._at, **_WITHOUT_FILE
             )
         finally:
             os.close(fd)

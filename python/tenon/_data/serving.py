@@ -328,6 +328,11 @@ class ServedFeed:
         self._pid = os.getpid()
         self.server: Server | None = None
         fd, at, self._memory, self._nbytes = feed._native.place()
+        if fd < 0:
+            raise OSError(
+                "the feed cannot be served: other code of this process has closed the file descriptor of its "
+                "slots, as os.closerange() and daemons do"
+            )
         self._at = at
         counts = feed._native.statistics()
         tokens = counts["slots"] - max(counts["workers"], 1)  # 0: the server fills, and needs a slot as well
