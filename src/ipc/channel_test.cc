@@ -204,20 +204,25 @@ TEST(Channel, AProducerWhoseProcessEndsWithoutClosingCountsAsDead) {
 
 // A process that is about to send for the first time, as a server that has just got its first request.
 TEST(Channel, TheDeathOfAMemberIsToldUnlessItHasLeftOrUsedTheChannel) {
-  const std::vector<std::string> verbs[] = {
-      {"join"}, {}, {"join", "leave"}, {"join", "reopen"}, {"join", "receive"}, {"loan", "drop", "leave"}};
-  const tenon_status wanted[] = {TENON_ERR_OWNER_DIED, TENON_ERR_TIMEOUT, TENON_ERR_TIMEOUT,
-                                 TENON_ERR_TIMEOUT,    TENON_ERR_TIMEOUT, TENON_ERR_CLOSED};
-  for (size_t i = 0; i < std::size(verbs); ++i) {
+  const std::pair<std::vector<std::string>, tenon_status> cases[] = {
+      {{"join"}, TENON_ERR_OWNER_DIED},
+      {{}, TENON_ERR_TIMEOUT},
+      {{"join", "leave"}, TENON_ERR_TIMEOUT},
+      {{"join", "reopen"}, TENON_ERR_TIMEOUT},
+      {{"join", "receive"}, TENON_ERR_TIMEOUT},
+      {{"receive", "join"}, TENON_ERR_TIMEOUT},
+      {{"loan", "drop", "leave"}, TENON_ERR_CLOSED},
+  };
+  for (const auto& [verbs, wanted] : cases) {
     const std::string name = new_name();
     const api::Channel reader = make(4, ChannelMode::kQueue, WhenFull::kWait, name);
     EXPECT_EQ(try_receive(reader), TENON_ERR_TIMEOUT);
     Peer peer({"steered", name});
     std::string line;
     ASSERT_TRUE(peer.hear(&line));
-    for (const std::string& verb : verbs[i]) (void)peer.ask(verb);
+    for (const std::string& verb : verbs) (void)peer.ask(verb);
     (void)peer.end();
-    EXPECT_EQ(try_receive(reader), wanted[i]) << i;
+    EXPECT_EQ(try_receive(reader), wanted) << testing::PrintToString(verbs);
     EXPECT_EQ(try_receive(reader), TENON_ERR_TIMEOUT) << "once";
   }
 }

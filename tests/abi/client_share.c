@@ -222,6 +222,7 @@ static void check_channels(void) {
   CHECK(strcmp(tenon_channel_field(channel, 1).name, "k") == 0);
   memory = tenon_channel_memory(channel);
   CHECK(tenon_channel_open(memory, &again, &error) == TENON_OK);
+  CHECK(tenon_channel_join(again, &error) == TENON_OK);
   CHECK(tenon_channel_receive(again, 0, NULL, &received, &error) == TENON_ERR_TIMEOUT);
   CHECK(tenon_channel_wait(again, 1000000, &error) == TENON_ERR_TIMEOUT);
   CHECK(tenon_channel_loan(channel, 0, NULL, &item, &error) == TENON_OK);
@@ -235,6 +236,10 @@ static void check_channels(void) {
   CHECK(tenon_item_send(item, &error) == TENON_OK);
   CHECK(tenon_item_send(item, &error) == TENON_ERR_VALUE);
   tenon_item_release(item);
+  CHECK(tenon_channel_receive(again, -1, NULL, &received, &error) == TENON_OK);
+  CHECK(tenon_item_put_back(received, &error) == TENON_OK);
+  CHECK(tenon_item_put_back(received, &error) == TENON_ERR_VALUE);
+  tenon_item_release(received);
   CHECK(tenon_channel_receive(again, -1, NULL, &received, &error) == TENON_OK);
   tenon_item_retain(received);
   tenon_item_release(received);
@@ -251,6 +256,9 @@ static void check_channels(void) {
   tenon_channel_release(again);
   tenon_channel_close(channel);
   CHECK(tenon_channel_receive(again, -1, NULL, &received, &error) == TENON_ERR_CLOSED);
+  tenon_channel_leave(again);
+  tenon_channel_statistics_get(channel, &now);
+  CHECK(now.consumers == 0);
   tenon_channel_release(again);
   tenon_channel_release(channel);
   tenon_array_release(memory);
