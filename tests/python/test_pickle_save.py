@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays travel by value: through pickle, in band and out of band, and through NumPy's files."""
 
+import errno
 import io
+import os
 import pickle
 import re
+import resource
+import stat
 import struct
+import threading
 import zipfile
 
 import numpy as np
@@ -35,11 +40,32 @@ def saved(save, array):
     return stream.getvalue()
 
 
-def zipped(name, content):
+def zipped(name, content, compression=zipfile.ZIP_STORED):
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
+    with zipfile.ZipFile(stream, "w", compression) as archive:
         archive.writestr(name, content)
     return stream.getvalue()
+
+
+def described(header):
+    """An npy file with this description."""
+    return b"\x93NUMPY\x02\0" + struct.pack("<I", len(header)) + header
+
+
+def encrypted(content):
+    """A zip file whose members say that they are encrypted."""
+    changed = bytearray(content)
+    for magic, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        changed[content.index(magic) + place] |= 1
+    return bytes(changed)
+
+
+def of_shape(n):
+    return described(b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d,)}\n" % n)
+
+
+ONES = saved(np.save, np.ones(900))
+BZ2, LZMA = (zipped("a.npy", ONES, kind) for kind in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
 
 
 def raw(a):
@@ -206,8 +232,18 @@ def test_what_files_cannot_hold_is_refused(tmp_path):
             zipped("weights/data.pkl", b"text"),
             "the file is no npz file: 'weights/data.pkl' in it is no array",
         ),
+        (BZ2.replace(b"1AY&SY", b"1AY&SZ"), "the file is damaged or cut off"),
+        (LZMA.replace(b"\x5d\0\0", b"\xff\0\0"), "the file is damaged or cut off"),
+        (encrypted(zipped("a.npy", ONES)), "an array of the file cannot be read: .*encrypted"),
+        (zipped("a.npy", ONES + b"more"), "the file is damaged or cut off: 'a.npy' in it has bytes behind"),
+        (described(b" " * 20_000), "the description of an array is too long"),
+        (of_shape(10**17), "the file is damaged or cut off"),
+        (of_shape(10**30), "the file is damaged or cut off"),
     ],
-    ids=["empty", "text", "pickle", "short", "no header", "bad header", "short zip", "bad zip", "torch"],
+    ids=[
+        *("empty", "text", "pickle", "short", "no header", "bad header", "short zip", "bad zip", "torch"),
+        *("bz2", "lzma", "encrypted", "long member", "long header", "large", "too large"),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, text):
     file = tmp_path / "x.npz"
@@ -233,6 +269,180 @@ def test_an_open_file_is_no_text_and_is_not_mapped(tmp_path):
     assert tn.load(tmp_path / "a.npy", mmap_mode="r").tolist() == [1, 1]
     tn.save(tmp_path / "a.npy", tn.ones((0, 2)))
     assert tn.load(tmp_path / "a.npy", mmap_mode="r").shape == (0, 2)
+
+
+FILES = ("a.npy", "a.npz", "a.params")
+
+
+def content(name, value, n=3):
+    a = tn.full(n, value, "f8")
+    return a if name == "a.npy" else {"w": a}
+
+
+def first_value(path):
+    loaded = tn.load(path)
+    return (loaded["w"] if isinstance(loaded, dict) else loaded)[0].item()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, name, monkeypatch):
+    path = tmp_path / name
+    tn.save(path, content(name, 1))
+    old = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(OSError):
+            tn.save(path, content(name, 2, 100_000))
+        with pytest.raises(OSError):
+            tn.save(tmp_path / f"new{name}", content(name, 2, 100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    def replace(*_):
+        raise OSError(errno.EBUSY, "Device or resource busy", ".tenon-save")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)  # as over a mounted file
+        with pytest.raises(OSError, match=f"busy: '.*{name}'") as caught:
+            tn.save(path, content(name, 2))
+    assert "pass an open file" in caught.value.__notes__[0]
+    assert path.read_bytes() == old
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_map_of_a_file_that_is_saved_again_stays_valid(tmp_path, mode):
+    path = tmp_path / "a.npy"
+    tn.save(path, tn.arange(100_000))
+    a = tn.load(path, mmap_mode=mode)
+    if mode != "r":
+        a[0] = 5
+    tn.save(path, a)
+    assert tn.load(path).tolist() == a.tolist()
+    tn.save(path, tn.zeros(1))  # shorter: bytes behind the end of a mapped file end the process
+    assert a[99_999].item() == 99_999
+    assert tn.load(path).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_saved_file_keeps_its_mode_and_owner_and_a_new_one_has_the_usual_mode(tmp_path, name):
+    path = tmp_path / name
+    umask = os.umask(0o027)
+    try:
+        tn.save(path, content(name, 1))
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    path.chmod(0o4604)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 4321)
+        path.chmod(0o4604)
+    before = path.stat()
+    try:
+        os.setxattr(path, "user.about", b"kept")
+    except OSError:
+        pytest.skip("the file system has no attributes")
+    tn.save(path, content(name, 2))
+    after = path.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert os.getxattr(path, "user.about") == b"kept"
+    assert after.st_ino != before.st_ino and first_value(path) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write all files")
+def test_a_file_or_folder_that_may_not_be_written_is_not_replaced(tmp_path):
+    path = tmp_path / "a.npy"
+    tn.save(path, tn.ones(2))
+    path.chmod(0o444)
+    with pytest.raises(PermissionError, match=r"a\.npy"):
+        tn.save(path, tn.zeros(2))
+    path.chmod(0o644)
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(PermissionError, match=r"a\.npy"):
+            tn.save(path, tn.zeros(2))
+    finally:
+        tmp_path.chmod(0o755)
+    assert tn.load(path).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_are_followed_by_a_save(tmp_path, name, monkeypatch):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (tmp_path / "folder").symlink_to("files")
+    (tmp_path / "far").symlink_to("folder/../near")
+    (tmp_path / "near").symlink_to(f"folder/{name}")  # which leads nowhere at first
+    (tmp_path / name).symlink_to("far")
+    monkeypatch.chdir(tmp_path)
+    for value in (1, 2):
+        tn.save(name, content(name, value))
+        assert first_value(folder / name) == value
+    assert os.listdir(folder) == [name]
+    assert sorted(os.listdir()) == sorted([name, "far", "files", "folder", "near"])
+    assert os.path.islink(name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pipes_are_written_in_place_and_read_to_their_end(tmp_path, name):
+    path = tmp_path / name
+    os.mkfifo(path)
+    for value in (1, 2):
+        writer = threading.Thread(target=tn.save, args=(path, content(name, value, 20_000)))
+        writer.start()
+        if value == 1:
+            assert first_value(path) == 1
+        else:
+            with open(path, "rb") as file:
+                assert first_value(file) == 2
+        writer.join()
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    writer = threading.Thread(target=path.write_bytes, args=(b"no array",))
+    writer.start()
+    with pytest.raises(ValueError, match="it begins with b'no array'"):
+        tn.load(path)
+    writer.join()
+
+
+def test_an_open_file_is_written_in_place_by_its_path_in_proc(tmp_path):
+    with open(tmp_path / "out", "w+b") as file:
+        link = tmp_path / "a.npy"
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        tn.save(link, tn.ones(2))
+        assert tn.load(file).tolist() == [1, 1]
+
+
+def test_the_arrays_of_an_npz_file_are_those_of_its_members(tmp_path):
+    arrays = {name: tn.full(2, i) for i, name in enumerate(["a", "a.npy", "a.npy.npy", "", ".npy", "b/c"])}
+    tn.save(tmp_path / "a.npz", arrays)
+    loaded = tn.load(tmp_path / "a.npz")
+    assert {name: a.tolist() for name, a in loaded.items()} == {n: a.tolist() for n, a in arrays.items()}
+    with zipfile.ZipFile(tmp_path / "two.npz", "w") as archive:
+        archive.writestr("a", ONES)
+        archive.writestr("a.npy", ONES)
+    with pytest.raises(ValueError, match=r"two\.npz: .*two arrays of the name 'a'"):
+        tn.load(tmp_path / "two.npz")
+
+
+def test_a_name_that_is_too_long_for_an_npz_file_is_an_error_before_anything_is_written(tmp_path):
+    long = "\u00e9" * 32_765  # 65,530 bytes
+    for file in (tmp_path / "a.npz", io.BytesIO()):
+        tn.save(file, {long + "1": tn.ones(2)})
+        size = len(file.getvalue()) if isinstance(file, io.BytesIO) else file.stat().st_size
+        with pytest.raises(ValueError, match="has 65532 bytes: names in npz files have at most 65531"):
+            tn.save(file, {"x": tn.ones(2), long + "12": tn.ones(2)})
+        assert size == (len(file.getvalue()) if isinstance(file, io.BytesIO) else file.stat().st_size)
+    assert list(tn.load(tmp_path / "a.npz")) == [long + "1"]
+    tn.save(tmp_path / "a.params", {long * 2: tn.ones(2)})
+    assert list(tn.load(tmp_path / "a.params")) == [long * 2]
+
+
+def test_only_npy_files_are_mapped(tmp_path):
+    for name in ("a.npz", "a.params"):
+        tn.save(tmp_path / name, content(name, 1))
+        with pytest.raises(ValueError, match="only npy files can be mapped"):
+            tn.load(tmp_path / name, mmap_mode="r+")
 
 
 PARAMS = [

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import stat
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Literal
 
 from .. import _core
@@ -13,10 +17,13 @@ from .._core import NDArray
 from .._values import flag, text_for_c
 from . import params
 from .creation import empty
+from .replacing import replaced
 
 File = str | os.PathLike[str] | BinaryIO
 _MMAP_MODES = (None, "r", "r+", "c")
-_BEGINNINGS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # of npy files, of npz files, of empty npz files
+_NPY = b"\x93NUMPY"
+_NPZ = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an empty one
+_MOST_NAME_BYTES = 65_535 - len(".npy")  # of an array in an npz file
 
 
 def _check_path(file: File) -> None:
@@ -54,7 +61,12 @@ def _check_arguments(file: Any, data: Any) -> None:
     for name, array in data.items():
         if not isinstance(name, str):
             raise TypeError(f"the arrays of a file have names that are str, not {name!r}")
-        text_for_c(name, "the name of an array in a file")
+        nbytes = len(text_for_c(name, "the name of an array in a file").encode())
+        if nbytes > _MOST_NAME_BYTES and not _is_params(file):
+            raise ValueError(
+                f"the name '{name[:20]}...' has {nbytes} bytes: names in npz files have at most "
+                f"{_MOST_NAME_BYTES}"
+            )
         if isinstance(array, dict):
             inner = next(iter(array), "x")
             raise TypeError(
@@ -72,7 +84,12 @@ def _is_params(file: File) -> bool:
 def save(file: File, data: Any) -> None:
     """Writes an array, or several, to a file that NumPy or MXNet can read.
 
-    All arrays are read in one call, so they are consistent with each other.
+    All arrays are read in one call, so they are consistent with each other. A file at a path is replaced as a
+    whole: a new file in the same folder is written and synced to the disk, and takes its name. If the save
+    fails, or the process ends, the old file is as it was. An array that maps the old file (`load` with
+    ``mmap_mode``) keeps the old content, and later writes to it do not reach the new file. The new file has
+    the mode, owner and group of the old one. Links are followed. Other names of the file (hard links) keep
+    the old content. What is no regular file, such as a FIFO, is written in place, and so is an open file.
 
     Parameters
     ----------
@@ -89,7 +106,10 @@ def save(file: File, data: Any) -> None:
         The file does not support the dtype (npy: bfloat16, fp8; .params: complex numbers, fp8). The arguments
         are in the wrong order, or a value of the dict is no array, for example another dict.
     ValueError
-        An empty dict for a .params file: the format cannot tell it from an empty list.
+        An empty dict for a .params file: the format cannot tell it from an empty list. A name of more than
+        65,531 bytes for an npz file.
+    PermissionError
+        The file may not be written, its folder takes no new file, or the owner cannot be kept.
     """
     _check_arguments(file, data)
     is_params = _is_params(file)
@@ -102,27 +122,44 @@ def save(file: File, data: Any) -> None:
     names = list(data) if isinstance(data, dict) else []
     several = list(data.values()) if names else data if isinstance(data, (dict, list, tuple)) else [data]
     arrays = [_core.share(array) for array in several]
-    turn = _core.ArrayCall("save", arrays, [])
-    try:
-        if is_params:
-            params.write(file, arrays, names)
-        elif isinstance(data, dict):
-            _save_npz(file, {name: _checked(turn.view(a)) for name, a in zip(names, arrays, strict=True)})
-        else:
-            import numpy as np
+    with _written(file, "" if is_params else ".npz" if isinstance(data, dict) else ".npy") as opened:
+        turn = _core.ArrayCall("save", arrays, [])
+        try:
+            if is_params:
+                params.write(opened, arrays, names)
+            elif isinstance(data, dict):
+                views = [_checked(turn.view(array)) for array in arrays]
+                _write_npz(opened, dict(zip(names, views, strict=True)))
+            else:
+                _write_npy(opened, _checked(turn.view(arrays[0])))
+        finally:
+            turn.end()
 
-            np.save(file, _checked(turn.view(arrays[0])))
-    finally:
-        turn.end()
+
+def _written(file: File, ending: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if not isinstance(file, (str, os.PathLike)):
+        return contextlib.nullcontext(file)
+    path = os.fsdecode(file)
+    return replaced(path if path.endswith(ending) else path + ending)
 
 
-def _save_npz(file: File, arrays: dict[str, Any]) -> None:
-    """As numpy.savez, whose parameters' names an array cannot have."""
+def _can_seek(file: Any) -> bool:
+    return not hasattr(file, "seekable") or file.seekable()
+
+
+def _write_npy(file: Any, array: Any) -> None:
     import numpy as np
 
-    if isinstance(file, (str, os.PathLike)) and not os.fspath(file).endswith(".npz"):
-        file = os.fspath(file) + ".npz"
+    if not _can_seek(file):  # NumPy asks a file of the system for its position
+        file = SimpleNamespace(write=file.write)
+    np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _write_npz(file: BinaryIO, arrays: dict[str, Any]) -> None:
+    """As numpy.savez, whose parameters' names an array cannot have."""
     import zipfile
+
+    import numpy as np
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
@@ -138,27 +175,27 @@ def load(
     Parameters
     ----------
     file : path or binary file
+        An open file may be a pipe: it is read to its end.
     mmap_mode : {None, 'r', 'r+', 'c'}
-        For an npy file: maps the file read-only, for writing, or copy-on-write, instead of reading it.
+        Maps an npy file read-only, for writing, or copy-on-write, instead of reading it.
     shared : bool
         The arrays are in memory that other processes can map, as those of ``tn.empty(..., shared=True)``.
 
     Returns
     -------
     NDArray, or dict of str to NDArray, or list of NDArray
-        For an npz file a dict of all arrays. For a .params file a dict, or a list if the arrays have no
-        names.
+        For an npz file a dict of all arrays, by the names of the files in it without .npy. For a .params
+        file a dict, or a list if the arrays have no names.
 
     Raises
     ------
     TypeError
         The elements of the file are not numbers.
     ValueError
-        The file is damaged, of another format, or holds Python objects, or a name of a .params file is not
-        UTF-8. `mmap_mode` is unknown, or is given with `shared`, a .params file or an open file.
+        The file is damaged, encrypted, of another format, or holds Python objects, or a name of a .params
+        file is not UTF-8. `mmap_mode` is unknown, or is given with `shared`, for a file that is no npy file,
+        or for an open file.
     """
-    import numpy as np
-
     if not _is_file(file, "read"):
         raise TypeError(_not_a_file(file))
     _check_path(file)
@@ -168,40 +205,78 @@ def load(
         raise ValueError(f"mmap_mode is {mmap_mode!r}: a mapped file cannot be in shared memory")
     if isinstance(file, (str, os.PathLike)):
         with open(file, "rb") as opened:
-            first = opened.peek(8)[:8]
-            if first == params.MAGIC:
-                return _load_params(opened, mmap_mode, shared)
-    else:
-        first = _first_bytes(file)
-        if first == params.MAGIC:
-            return _load_params(file, mmap_mode, shared)
-    if not first.startswith(_BEGINNINGS):
+            return _load(file, opened, mmap_mode, shared)
+    return _load(file, file, mmap_mode, shared)
+
+
+def _load(
+    file: File, opened: BinaryIO, mmap_mode: Literal["r", "r+", "c"] | None, shared: bool
+) -> NDArray | dict[str, NDArray] | list[NDArray]:
+    import numpy as np
+
+    can_seek = _can_seek(opened)
+    begin = opened.tell() if can_seek else 0
+    first: bytes | str = opened.read(len(params.MAGIC))
+    if isinstance(first, str):
+        raise TypeError(_not_a_file(file))
+    is_npy = first.startswith(_NPY)
+    if not is_npy and not first.startswith(_NPZ) and first != params.MAGIC:
         found = f"it begins with {first!r}" if first else "it is empty"
         raise _error_of(file, f"the file is no npy, npz or .params file: {found}")
-    if mmap_mode is not None and not isinstance(file, (str, os.PathLike)):
-        raise ValueError(f"mmap_mode is {mmap_mode!r}: only a file that is given by its path can be mapped")
+    if mmap_mode is not None:
+        _check_mappable(file, opened, mmap_mode, is_npy)
+        with _errors_of(file):
+            return _core.share(np.load(file, mmap_mode, allow_pickle=False))
+    if can_seek:
+        opened.seek(begin)
+    else:
+        opened = io.BytesIO(first + opened.read())
+    if first == params.MAGIC:
+        return _load_params(file, opened, shared)
+    if not is_npy:
+        return _load_npz(file, opened, shared)
     with _errors_of(file):
-        content = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
-    if isinstance(content, np.ndarray):
-        return _loaded(content, shared)
-    arrays = {}
-    with content:
-        for name in content.files:
+        array = np.load(opened, allow_pickle=False)
+    return _loaded(array, shared)
+
+
+def _check_mappable(file: File, opened: BinaryIO, mmap_mode: str, is_npy: bool) -> None:
+    if not isinstance(file, (str, os.PathLike)):
+        raise ValueError(f"mmap_mode is {mmap_mode!r}: only a file that is given by its path can be mapped")
+    if not is_npy or not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        raise ValueError(f"mmap_mode is {mmap_mode!r}: only npy files can be mapped")
+
+
+def _load_npz(file: File, opened: BinaryIO, shared: bool) -> dict[str, NDArray]:
+    import zipfile
+
+    arrays: dict[str, NDArray] = {}
+    with _errors_of(file):
+        archive = zipfile.ZipFile(opened)
+    with archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in arrays:
+                raise _error_of(file, f"the file is damaged: it has two arrays of the name {name!r}")
             with _errors_of(file):
-                member = content[name]
-            if isinstance(member, bytes):
-                raise _error_of(file, f"the file is no npz file: {name!r} in it is no array")
-            arrays[name] = _loaded(member, shared)
+                array = _read_member(archive, info)
+            if array is None:
+                raise _error_of(file, f"the file is no npz file: {info.filename!r} in it is no array")
+            arrays[name] = _loaded(array, shared)
     return arrays
 
 
-def _first_bytes(file: BinaryIO) -> bytes:
-    begin = file.tell()  # np.load goes back, too
-    first: bytes | str = file.read(len(params.MAGIC))
-    file.seek(begin)
-    if isinstance(first, str):
-        raise TypeError(_not_a_file(file))
-    return first
+def _read_member(archive: Any, info: Any) -> Any:
+    """None: it is no array."""
+    import numpy as np
+
+    with archive.open(info) as member:
+        if member.peek(len(_NPY))[: len(_NPY)] != _NPY:
+            return None
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        if member.read(1):  # zipfile compares the checksum at the end
+            raise ValueError(f"{info.filename!r} in it has bytes behind the array")
+    return array
 
 
 @contextlib.contextmanager
@@ -214,12 +289,21 @@ def _errors_of(file: Any) -> Iterator[None]:
         import zipfile
         import zlib
 
-        kinds = (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
-        if not isinstance(error, (*kinds, tokenize.TokenError)):
+        lzma_error = getattr(sys.modules.get("lzma"), "LZMAError", EOFError)
+        kinds = (ValueError, EOFError, RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile)
+        is_known = isinstance(error, (*kinds, zlib.error, tokenize.TokenError, lzma_error))
+        if not is_known and not (type(error) is OSError and error.errno is None):  # of bz2
             raise
         text = str(error)
-        if "allow_pickle" in text or "Python objects" in text:  # NumPy's advice is for its own functions
+        if "max_header_size" in text:  # NumPy's advice is for its own functions
+            reason = "the description of an array is too long: it is damaged, or of a structured dtype"
+            raise _error_of(file, reason) from None
+        if "allow_pickle" in text or "Python objects" in text:
             raise _error_of(file, "the file holds Python objects, and an array has numbers") from None
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            raise _error_of(file, f"an array of the file cannot be read: {text}") from error
+        if isinstance(error, MemoryError):
+            text = f"or too large for the memory: {text}"
         raise _error_of(file, f"the file is damaged or cut off: {text}") from error
 
 
@@ -228,11 +312,9 @@ def _error_of(file: Any, text: str) -> ValueError:
     return ValueError(text if name is None else f"{name}: {text}")
 
 
-def _load_params(file: Any, mmap_mode: str | None, shared: bool) -> list[NDArray] | dict[str, NDArray]:
-    if mmap_mode is not None:
-        raise ValueError(f"mmap_mode is {mmap_mode!r}: only npy files can be mapped")
+def _load_params(file: File, opened: BinaryIO, shared: bool) -> list[NDArray] | dict[str, NDArray]:
     try:
-        return params.read(file, lambda shape, dtype: empty(shape, dtype, shared=shared))
+        return params.read(opened, lambda shape, dtype: empty(shape, dtype, shared=shared))
     except ValueError as error:
         raise _error_of(file, str(error)) from None
 

@@ -35,13 +35,8 @@ _MAX_NDIM = 32
 Make = Callable[[tuple[int, ...], str], NDArray]
 
 
-def write(path: Any, arrays: list[NDArray], names: list[str]) -> None:
+def write(file: Any, arrays: list[NDArray], names: list[str]) -> None:
     codes = [_code_of(array) for array in arrays]
-    with open(path, "wb") as file:
-        _write(file, arrays, codes, names)
-
-
-def _write(file: Any, arrays: list[NDArray], codes: list[int], names: list[str]) -> None:
     file.write(MAGIC + struct.pack("<QQ", 0, len(arrays)))
     for array, code in zip(arrays, codes, strict=True):
         magic = _V2 if array.ndim > 0 and array.size > 0 else _V3
