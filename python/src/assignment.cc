@@ -197,6 +197,7 @@ bool check_numbers(nb::handle value, DType dtype, bool* has_own_dtypes, int dept
 // for [1, numpy.uint64(2)], and objects for [2**64].
 nb::object numpy_array_of(nb::handle value, const DType* dtype) {
   const nb::object make = nb::module_::import_("numpy").attr("asarray");
+  check_values(value);
   bool has_own_dtypes = false;
   if (dtype == nullptr || dtype->lanes() != 1 || !check_numbers(value, *dtype, &has_own_dtypes))
     return make(value);
@@ -213,6 +214,7 @@ nb::object numpy_array_of(nb::handle value, const DType* dtype) {
 
 Array array_from(nb::handle value, const DType* dtype) {
   if (is_ndarray(value.ptr())) return share(value.ptr());
+  if (overrides_dlpack(value)) return import_dlpack(value);
   if (Array numbers = read_if_numpy(value)) return numbers;
   if (has_dlpack(value)) return import_dlpack(value);
   const nb::object made = numpy_array_of(value, dtype);
@@ -237,6 +239,7 @@ Array array_from(nb::handle value, const DType* dtype) {
 }
 
 void check_assignable(nb::handle value, DType dtype) {
+  check_values(value);
   bool has_own_dtypes = false;
   if (dtype.lanes() == 1) (void)check_numbers(value, dtype, &has_own_dtypes);
 }

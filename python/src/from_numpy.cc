@@ -21,6 +21,39 @@
 namespace tenon::python {
 namespace {
 
+nb::handle base_class() { return reinterpret_cast<PyObject*>(&PyArray_Type); }
+
+bool is_of_subclass(nb::handle x) { return Py_TYPE(x.ptr()) != &PyArray_Type; }
+
+bool is_masked(nb::handle x) {
+  return is_of_subclass(x) && nb::hasattr(x.type(), "filled") && nb::hasattr(x.type(), "mask");
+}
+
+// The class of x, or one of its bases before numpy.ndarray, defines an attribute of this name.
+bool has_own(nb::handle x, const char* name) {
+  return !nb::getattr(x.type(), name).is(nb::getattr(base_class(), name));
+}
+
+// A masked array hides some of its elements, those of numpy.ma and others.
+[[noreturn]] void refuse_mask(nb::handle x) {
+  raise(
+      PyExc_TypeError,
+      "x is a %S, and an array has no mask: pass x.filled(value), or np.asarray(x) for all of its elements, "
+      "also those that the mask hides",
+      nb::getattr(x.type(), "__name__").ptr());
+}
+
+// x is of a subclass of numpy.ndarray.
+[[gnu::noinline]] void check_subclass(nb::handle x) {
+  if (is_masked(x)) refuse_mask(x);
+  if (has_own(x, "__array__")) {
+    raise(PyExc_TypeError,
+          "x is a %S, whose values are what its __array__() returns, not what its memory holds: pass "
+          "x.__array__(), or np.asarray(x) for its memory",
+          nb::getattr(x.type(), "__name__").ptr());
+  }
+}
+
 constexpr const char* kDocumentation =
     "from_numpy(x, zero_copy=True, mode='readonly')\n--\n\n"
     "The memory of a NumPy array as an NDArray: both see each other's writes.\n\n"
@@ -50,7 +83,9 @@ constexpr const char* kDocumentation =
     "TypeError\n"
     "    ``x`` is no NumPy array, or its dtype is one that arrays cannot have: objects, text, structures, "
     "times,\n"
-    "    byte-swapped numbers. The message says what to do.\n"
+    "    byte-swapped numbers. Or ``x`` is of a subclass whose values are not those in its memory: a masked "
+    "array,\n"
+    "    or one with an ``__array__`` of its own. The message says what to do.\n"
     "ValueError\n"
     "    ``x`` lies unaligned in memory, or cannot be moved, or lies on memory that was closed.\n";
 
@@ -81,6 +116,7 @@ void check_strides(PyArrayObject* x) {
 void describe(PyArrayObject* x, tenon_adoption* out, int64_t* strides) {
   *out = {};
   out->struct_size = sizeof *out;
+  if (const nb::handle object(reinterpret_cast<PyObject*>(x)); is_of_subclass(object)) check_subclass(object);
   PyArray_Descr* const descr = PyArray_DESCR(x);
   if (!dtype_of_numpy(descr, &out->dtype)) refuse_numpy_dtype(descr);
   const int flags = PyArray_FLAGS(x);
@@ -247,17 +283,27 @@ Array read_if_numpy(nb::handle object) {
 }
 
 bool overrides_dlpack(nb::handle object) {
-  if (!is_numpy(object) || Py_TYPE(object.ptr()) == &PyArray_Type) return false;
-  const nb::handle base(reinterpret_cast<PyObject*>(&PyArray_Type));
-  const auto is_own = [&](const char* name) {
-    return !nb::getattr(object.type(), name).is(nb::getattr(base, name));
-  };
-  return is_own("__dlpack__") || is_own("__dlpack_device__");
+  if (!is_numpy(object) || !is_of_subclass(object)) return false;
+  return has_own(object, "__dlpack__") || has_own(object, "__dlpack_device__");
+}
+
+void check_values(nb::handle value, int depth) {
+  PyObject* const x = value.ptr();
+  if (PyFloat_CheckExact(x) || PyLong_CheckExact(x) || depth > TENON_MAX_NDIM) return;
+  const bool is_list = PyList_CheckExact(x);
+  if (!is_list && !PyTuple_CheckExact(x)) {
+    if (is_numpy(value) && is_of_subclass(value)) check_subclass(value);
+    return;
+  }
+  for (Py_ssize_t i = 0; i < PySequence_Size(x); ++i) {
+    check_values(is_list ? PyList_GetItem(x, i) : PyTuple_GetItem(x, i), depth + 1);
+  }
 }
 
 void add_from_numpy(nb::module_& module) {
   static PyMethodDef method = fast_method<from_numpy>("from_numpy", kDocumentation);
   add_function(module, &method);
+  module.def("check_values", [](nb::handle value) { check_values(value); }, nb::arg("value").none());
 }
 
 }  // namespace tenon::python

@@ -24,6 +24,10 @@ Array read_if_numpy(nb::handle object);
 // object is of a subclass of numpy.ndarray that decides itself what __dlpack__ exports.
 bool overrides_dlpack(nb::handle object);
 
+// Throws TypeError if value is a NumPy array whose values are not in its memory, such as a masked array, or a
+// list or tuple with one. NumPy would read its memory. lend_numpy() checks its array itself.
+void check_values(nb::handle value, int depth = 0);
+
 void add_from_numpy(nb::module_& module);
 
 }  // namespace tenon::python

@@ -7,6 +7,7 @@
 #include "assignment.h"
 #include "dims.h"
 #include "dtype.h"
+#include "from_numpy.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "numpy_lend.h"
@@ -87,6 +88,7 @@ int64_t whole_elements(int64_t nbytes, DType dtype) {
 
 Array from_buffer(nb::object source, const DTypeLike& dtype_like, nb::object shape, Integer given_offset) {
   const DType dtype = dtype_like.get();
+  check_values(source);
   auto owner = std::make_unique<BufferOwner>(source);
   const Py_buffer& buffer = owner->buffer;
   OwnedNode node(owner.release());

@@ -9,6 +9,7 @@
 #include "array_call.h"
 #include "dlpack_import.h"
 #include "exchange_table.h"
+#include "from_numpy.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 
@@ -50,6 +51,7 @@ nb::object torch_operand(PyObject* object) {
 
 // The operand of an operator in place, which NumPy computes: a tensor as an array on its memory.
 nb::object right_operand(PyObject* object) {
+  check_values(object);
   return is_tensor(object) ? nb::cast(import_dlpack(object)) : nb::borrow(object);
 }
 

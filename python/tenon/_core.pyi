@@ -1086,10 +1086,13 @@ def from_numpy(
     ------
     TypeError
         ``x`` is no NumPy array, or its dtype is one that arrays cannot have: objects, text, structures, times,
-        byte-swapped numbers. The message says what to do.
+        byte-swapped numbers. Or ``x`` is of a subclass whose values are not those in its memory: a masked array,
+        or one with an ``__array__`` of its own. The message says what to do.
     ValueError
         ``x`` lies unaligned in memory, or cannot be moved, or lies on memory that was closed.
     """
+
+def check_values(value: object | None) -> None: ...
 
 def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:
     """(mode, shape, dtype, site) of each loan that has memory of x."""

@@ -226,7 +226,6 @@ VALUES = {
     "memoryview": memoryview(np.arange(3.0)),
     "bytearray": bytearray(b"abc"),
     "range": range(3),
-    "masked": np.ma.array([1, 2, 3]),
 }
 
 

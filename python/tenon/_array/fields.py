@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from .. import _core
 from .._core import Schema
 from .._typing import DTypeLike
 
@@ -77,6 +78,7 @@ def write_field(name: str, array: Any, value: Any) -> None:
             "without an assignment"
         )
     try:
+        _core.check_values(value)  # the array may be NumPy's
         array[...] = value
     except Exception as error:
         if error.args and isinstance(error.args[0], str):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy and Tenon over one memory, both directions. Aliasing is proved by the address and by writing."""
 
+import io
 import weakref
 
 import live
@@ -181,14 +182,80 @@ def test_subclasses_of_numpy_arrays_are_taken_by_their_memory():
     assert matrix.flags.writeable
 
 
-def test_masked_and_record_arrays_are_not_taken_for_plain_ones():
-    """The mask would be lost without a word: a plain array, or a refusal, but never a crash."""
-    masked = np.ma.masked_array([1.0, 2.0], mask=[True, False])
-    try:
-        a = tn.from_numpy(masked)
-    except (TypeError, ValueError):
-        return
-    assert a.tolist() == [1.0, 2.0]
+class Doubled(np.ndarray):
+    def __array__(self, dtype=None, copy=None):
+        return 2 * self.view(np.ndarray)
+
+
+class Quantity(np.ndarray):
+    unit = "m"
+
+
+def array_of(use):
+    """A function that lets use(a, x) write to an array and returns the array."""
+
+    def written(x):
+        a = tn.zeros(3, "f8")
+        use(a, x)
+        return a
+
+    return written
+
+
+def add_to(a, x):
+    a += x
+
+
+def write_item(a, x):
+    with tn.Channel({"f": ("f8", 3)}) as channel, channel.loan() as item:
+        item.f = x
+        a[...] = item.f
+
+
+def save(a, x):
+    stream = io.BytesIO()
+    tn.save(stream, {"x": x})
+    stream.seek(0)
+    a[...] = tn.load(stream)["x"]
+
+
+def call_native(a, x):
+    tn.c_function(None, "double modf(double x, double *whole)")(1.5, x)  # 1.0 goes to x[0]
+    a[...] = x
+
+
+ENTRANCES = {
+    "from_numpy": tn.from_numpy,
+    "from_numpy, copied": lambda x: tn.from_numpy(x, zero_copy=False),
+    "asarray": tn.asarray,
+    "asarray of a list": lambda x: tn.asarray([x])[0],
+    "array": tn.array,
+    "array with a dtype": lambda x: tn.array([(x, x)], "f8")[0, 0],
+    "from_dlpack": tn.from_dlpack,
+    "from_buffer": lambda x: tn.from_buffer(x, "f8"),
+    "assignment": array_of(lambda a, x: a.__setitem__(..., x)),
+    "assignment by indices": array_of(lambda a, x: a.__setitem__([0, 1, 2], x)),
+    "fill": array_of(lambda a, x: a.fill(x)),
+    "operator in place": array_of(add_to),
+    "copyto": lambda x: tn.asarray(tn.array([1.0, 2.0, 3.0]).copyto(x)),
+    "NDArrayIter": lambda x: next(iter(tn.io.NDArrayIter(x, batch_size=3))).data[0],
+    "field": array_of(write_item),
+    "save": array_of(save),
+    "native function": array_of(call_native),
+}
+
+
+@pytest.mark.parametrize("take", ENTRANCES.values(), ids=ENTRANCES)
+def test_masked_and_record_arrays_are_not_taken_for_plain_ones(take):
+    for mask in ([False, True, False], False):
+        with pytest.raises(TypeError, match=r"MaskedArray.*\.filled\(value\)"):
+            take(np.ma.array([1.0, -9999.0, 3.0], mask=mask))
+    with pytest.raises(TypeError, match=r"Doubled, whose values are what its __array__\(\) returns"):
+        take(np.ones(3).view(Doubled))
+    with pytest.raises(TypeError, match="is structured"):
+        tn.from_numpy(np.rec.array([(1.0,)] * 3, dtype=[("x", "f8")]))
+    quantity = np.array([1.0, 2.0, 3.0]).view(Quantity)
+    assert take(quantity).tolist() == [1, 2, 3]
 
 
 def test_memory_maps_are_taken(tmp_path):
