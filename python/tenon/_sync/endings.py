@@ -24,7 +24,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -253,13 +253,17 @@ def _leave_unsettled(views: list[Any], is_searched: bool) -> None:
     if not _unsettled:
         gc.callbacks.append(_settle_after_collection)
     known = _core.references(views) if is_searched else _NEVER
-    _unsettled[key] = (weakref.ref(views[0], lambda _: _forget(key)), known)
+    _unsettled[key] = (weakref.ref(views[0], functools.partial(_forget, key)), known)
     views.clear()
     _core.note_unsettled(len(_unsettled))
 
 
-def _forget(key: int) -> None:
-    if _unsettled.pop(key, None) is None:
+# The next two run also while the interpreter ends. Then the names of modules are None, and no module can be
+# imported.
+
+
+def _forget(key: int, _: Any = None, is_python_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    if is_python_ending() or _unsettled.pop(key, None) is None:
         return
     _core.note_unsettled(len(_unsettled))
     if not _unsettled:
@@ -267,8 +271,10 @@ def _forget(key: int) -> None:
             gc.callbacks.remove(_settle_after_collection)
 
 
-def _settle_after_collection(phase: str, _: dict[str, int]) -> None:
-    if phase == "stop":
+def _settle_after_collection(
+    phase: str, _: dict[str, int], is_python_ending: Callable[[], bool] = sys.is_finalizing
+) -> None:
+    if phase == "stop" and not is_python_ending():
         settle()
 
 

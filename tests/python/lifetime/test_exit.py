@@ -110,6 +110,19 @@ def test_a_signal_during_an_exchange_ends_as_a_signal_does():
     )
 
 
+def test_the_end_is_silent_while_a_graph_of_torch_keeps_the_memory_of_an_ended_block():
+    pytest.importorskip("torch")
+    child.run(
+        """
+        import torch
+        a = tn.zeros(3)
+        with a.write() as v:
+            t = torch.from_numpy(v)
+            y = (t * torch.ones(3, requires_grad=True)).sum()
+        """
+    )
+
+
 def test_importing_tenon_imports_no_framework_and_ends():
     names = ("torch", "jax", "onnxruntime", "pyarrow", "ml_dtypes")
     (loaded,) = child.run(f"print([name for name in {names} if name in sys.modules])")
