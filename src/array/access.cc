@@ -95,9 +95,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kTooMany:
       return lease_conflict(
-          ": this process holds or awaits as many leases of shared memory as there is room for, or was "
-          "forked "
-          "while there was no room for another process; end some first");
+          ": this process holds or awaits as many leases of shared memory as there is room for (160 of one "
+          "segment), or was forked while there was no room for another process; end some first");
     case Conflict::Reason::kNoFile:
       return lease_conflict(", which this process has inherited without a right to it: ", os::kLostText);
     case Conflict::Reason::kInherited:

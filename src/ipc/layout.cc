@@ -12,6 +12,8 @@
 #include "base/error.h"
 
 namespace tenon::impl {
+static_assert(kGrants == 160, "the message in array/access.cc names it");
+
 namespace {
 
 constexpr uint64_t kMostPage = uint64_t{16} << 30;

@@ -13,12 +13,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import native_library
+import numpy as np
 import pytest
 
 import tenon as tn
 from tenon._core import NativeLease
+from tenon._sync import views as _views
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind", "no_op_is_left")
 
@@ -455,6 +458,36 @@ def test_a_long_wait_of_a_task_is_reported(quick_reports, caplog):
     texts = [record.getMessage() for record in caplog.records]
     assert any("s behind a lease for writing, taken at" in text and __file__ in text for text in texts)
     assert any("s behind the op 'fill' that writes it, pushed at" in text for text in texts)
+
+
+def test_tasks_that_wait_for_one_holder_share_reports_and_searches(quick_reports, caplog, monkeypatch):
+    a, n = tn.zeros(3), 50
+    searches = []
+    search = _views._search
+    monkeypatch.setattr(_views, "_search", lambda *given: searches.append(given) or search(*given))
+    lease = a.lease("w")
+    kept = [np.asarray(a)]
+    lease.detach()
+    began = time.monotonic()
+
+    async def read():
+        async with a.read():
+            pass
+
+    async def main():
+        readers = [asyncio.create_task(read()) for _ in range(n)]
+        while len(caplog.records) < 4 or time.monotonic() < began + 2:
+            await asyncio.sleep(0.01)
+        kept.clear()
+        lease.release()
+        await asyncio.gather(*readers)
+
+    with caplog.at_level(logging.WARNING, "tenon"):
+        asyncio.run(main())
+    seconds = time.monotonic() - began
+    reports = [record for record in caplog.records if "s behind" in record.getMessage()]
+    assert 3 < len(reports) <= 1 + seconds / 0.09, "not one for each task"
+    assert 0 < len(searches) <= 1 + seconds, "not one for each task"
 
 
 def test_a_loop_that_is_closed_is_not_told():

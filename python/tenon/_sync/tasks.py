@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,16 @@ if TYPE_CHECKING:
 _KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threads
+_MOST_REPORTS = 100  # that are remembered
+
+# What tasks of a loop were reported to wait for, without ages, by the loop's identity: when.
+_reported: dict[tuple[int, str], float] = {}
+_reporting_thread = 0  # the thread whose loop asks for the words of a report
+
+
+def is_reporting() -> bool:
+    """Whether this thread asks for the words of a task's report."""
+    return _reporting_thread == threading.get_ident()
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -98,11 +111,28 @@ class Signal:
         self._next_report = self._loop.call_later(seconds, self._report)
 
     def _report(self) -> None:
-        behind = self._ask(self._timer.is_due())
-        if behind:
+        global _reporting_thread
+        is_due = self._timer.is_due()
+        _reporting_thread = threading.get_ident()
+        try:
+            behind = self._ask(is_due)
+        finally:
+            _reporting_thread = 0
+        if behind and self._is_first(behind):
             log.warning("waiting for %s behind %s", self._timer.text(), behind)
         if not self._is_over:
             self._report_later(self._timer.left())
+
+    def _is_first(self, behind: str) -> bool:
+        """False: another task of the loop was reported to wait for the same, in this period of reports."""
+        key = id(self._loop), re.sub(r"\b[\d.]+ m?s\b", "", behind)
+        now, period = time.monotonic(), _core.set_report_seconds(0)
+        if now - _reported.get(key, -period) < 0.9 * period:
+            return False
+        if len(_reported) >= _MOST_REPORTS:
+            _reported.clear()
+        _reported[key] = now
+        return True
 
 
 async def until_empty(find: Callable[[], str]) -> None:

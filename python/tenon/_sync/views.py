@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -23,9 +24,15 @@ from .endings import has_unsettled, no_other_search, settle
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
 from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, is_result_name
+from .tasks import is_reporting
 
 _MAX_NAMED = 4
+_MOST_RECENT = 100
+_RECENT_SECONDS = 1.0
 _MAX_VIEWS = 64  # of a conflict, for which live references are looked for
+
+# What `find_views` has found for the report of a task, and until when it is used for reports of others.
+_recent: dict[tuple[int, int, bool, int], tuple[float, str]] = {}
 
 _object_of: Any = AttributeError.__dict__["obj"].__get__
 _set_object_of: Any = AttributeError.__dict__["obj"].__set__
@@ -241,6 +248,9 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     """What refers to views of some memory, for messages of the library about waits, as 'variable `x` of main
     (train.py:12)'; empty if nothing is found. ``is_write``: the holder in question holds the bytes for
     writing. ``thread``: the kernel's number of its thread, whose variables are named first."""
+    key = begin, end, is_write, thread
+    if is_reporting() and time.monotonic() < _recent.get(key, (0.0, ""))[0]:  # for another task
+        return _recent[key][1]
     threads: dict[int, Any] = getattr(threading, "_active", {})
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
     found = [place for _, place in _search([(begin, end)], QUICK, *idents[:1])]
@@ -249,7 +259,12 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     views = [place for place in found if not place.is_original] or found
     if is_write:
         views = [place for place in views if place.is_writable] or views
-    return _some(list(dict.fromkeys(place.text for place in views)))
+    text = _some(list(dict.fromkeys(place.text for place in views)))
+    if is_reporting():
+        if len(_recent) >= _MOST_RECENT:
+            _recent.clear()
+        _recent[key] = time.monotonic() + _RECENT_SECONDS, text
+    return text
 
 
 def _some(texts: list[str]) -> str:
