@@ -207,7 +207,8 @@ typedef struct tenon_feed_options {
 } tenon_feed_options;
 
 /* Takes ownership of the generator: the feed drops it. On failure it still belongs to the caller.
- * Fails with VALUE, NO_MEMORY, SYSTEM (threads, processes), OP (a worker process cannot be started). */
+ * Fails with VALUE (with TENON_PROCESSES also an array constant of tenon_function_bind that is not const),
+ * NO_MEMORY, SYSTEM (threads, processes), OP (a worker process cannot be started). */
 TENON_API tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* schema,
                                          const tenon_feed_options* options, tenon_feed** out,
                                          tenon_error* error);

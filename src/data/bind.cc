@@ -18,9 +18,14 @@ namespace {
 
 // A constant array and the view that announces the function's access to it.
 struct HeldArray {
-  HeldArray(Ref<Array> held_array, Access access)
-      : array(std::move(held_array)), view(std::make_unique<HostView>(*array, access)) {}
+  HeldArray(std::string name, Ref<Array> held_array, Access held_access)
+      : parameter(std::move(name)),
+        access(held_access),
+        array(std::move(held_array)),
+        view(std::make_unique<HostView>(*array, access)) {}
 
+  std::string parameter;
+  Access access;
   Ref<Array> array;
   std::unique_ptr<HostView> view;
 };
@@ -174,7 +179,15 @@ class Binder {
                   ": declare the parameter const or pass a writable array");
     }
     void* const data = array->data();
-    held_.emplace_back(std::move(array), parameter.is_const ? Access::kRead : Access::kWrite);
+    try {
+      held_.emplace_back(parameter.name, std::move(array),
+                         parameter.is_const ? Access::kRead : Access::kWrite);
+    } catch (const Error& e) {
+      if (e.code() != Code::kLeaseConflict) throw;
+      throw_error(Code::kLeaseConflict, "constant '", parameter.name, "' of '", function_name(),
+                  "' cannot be held for all calls of a feed: ", e.what(),
+                  ". Pass a copy as the constant, and results on in a field of the batch");
+    }
     return data;
   }
 
@@ -270,6 +283,17 @@ tenon_generator bind_function(Ref<NativeFunction> function, const Schema& schema
   if (std::ranges::any_of(bound->bindings, tells_batches_apart)) generator.flags |= TENON_IS_INDEXED;
   generator.context = bound.release();
   return generator;
+}
+
+void refuse_written_constants(const tenon_generator& generator) {
+  if (generator.fill != fill_bound) return;
+  const auto& bound = *static_cast<const BoundFunction*>(generator.context);
+  const auto written = std::ranges::find(bound.held, Access::kWrite, &HeldArray::access);
+  if (written == bound.held.end()) return;
+  throw_error(Code::kValue, "constant '", written->parameter, "' of '", bound.function->prototype().name,
+              "' is an array that is not const, and the workers are processes: each of them would write to a "
+              "copy of its own. Declare the parameter const if the function only reads it; or let threads "
+              "call the function, without processes; or pass results on in a field of the batch");
 }
 
 }  // namespace tenon::impl

@@ -18,4 +18,8 @@ namespace tenon::impl {
 tenon_generator bind_function(Ref<NativeFunction> function, const Schema& schema,
                               std::span<const tenon_constant> constants);
 
+// Fails with kValue if it is a generator of bind_function() that may write an array constant: each worker
+// process would write a copy of its own.
+void refuse_written_constants(const tenon_generator& generator);
+
 }  // namespace tenon::impl

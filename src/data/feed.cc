@@ -12,6 +12,7 @@
 #include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "data/bind.h"
 #include "data/generator_call.h"
 #include "exec/engine.h"
 
@@ -94,6 +95,7 @@ void check(const tenon_generator& generator, const tenon_feed_options& options) 
                 "feed: workers is 0, so the consumer fills: neither processes nor a limit of the "
                 "time of a fill are possible");
   }
+  if ((options.flags & TENON_PROCESSES) != 0) refuse_written_constants(generator);
   if (options.slots <= options.workers) {
     throw_error(Code::kValue, "feed: ", options.slots, " slots are too few for ", options.workers,
                 " workers: at least ", int64_t{options.workers} + 1,

@@ -108,7 +108,8 @@ def c_function(
     threadsafe : bool
         False: one thread at a time calls the function, and a feed calls it in the order of the index.
     **constants
-        Values of parameters by name, equal for all calls: arrays for pointers (kept alive), numbers.
+        Values of parameters by name, equal for all calls: arrays for pointers (kept alive), numbers. A `Feed`
+        with worker processes takes arrays only for ``const`` parameters.
 
     Returns
     -------
