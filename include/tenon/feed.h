@@ -282,6 +282,10 @@ TENON_API tenon_status tenon_feed_resume(tenon_feed* feed, const tenon_feed_plac
 TENON_API tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch** out,
                                        tenon_error* error);
 
+/* Waits until tenon_feed_next would not wait; takes nothing. So a program that is interrupted in the wait
+ * loses no batch. Fails with TIMEOUT, LEASE_CONFLICT and CLOSED, as tenon_feed_next. Since 0.6. */
+TENON_API tenon_status tenon_feed_wait(tenon_feed* feed, int64_t timeout_ns, tenon_error* error);
+
 enum tenon_failure_kind {
   TENON_FAILED = 0,    /* the generator returned a code; NO_MEMORY: there was none for the batch's slot, and
                           the epoch ends whatever on_error says */

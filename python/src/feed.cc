@@ -209,10 +209,11 @@ class NativeFeed {
   nb::object next(std::optional<double> timeout, const nb::object& warn) {
     tenon_batch* batch = nullptr;
     tenon_error error;
+    report(warn);
     tenon_status status = try_next(&batch, &error);
     if (status == TENON_ERR_TIMEOUT) status = wait(timeout, warn, &batch, &error);
     nb::object made = batch == nullptr ? nb::none() : object_of(Batch(batch, feed_->schema()));
-    report(warn);  // of what was abandoned during the wait
+    if (batch == nullptr || is_inline_) report(warn);  // of what the call has found
     if (status != TENON_OK) raise_failure(status, error);
     return made;
   }
@@ -222,9 +223,9 @@ class NativeFeed {
   std::optional<Batch> take_ready(const nb::object& warn) {
     tenon_batch* batch = nullptr;
     tenon_error error;
+    report(warn);  // before the batch is taken: it may raise
     const tenon_status status = try_next(&batch, &error);
-    std::optional<Batch> made;
-    if (batch != nullptr) made.emplace(batch, feed_->schema());
+    if (batch != nullptr) return Batch(batch, feed_->schema());
     report(warn);
     if (made) return made;
     const bool stays =
@@ -342,11 +343,13 @@ class NativeFeed {
       tenon_status status = TENON_OK;
       {
         const nb::gil_scoped_release released;
-        status = tenon_feed_next(feed_->get(), slice, batch, error);
+        status = tenon_feed_wait(feed_->get(), slice, error);
       }
-      if (status != TENON_ERR_TIMEOUT) return status;
       report(warn);
+      // Before the batch is taken: else the exception of a signal handler would lose it.
       if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+      if (status == TENON_OK) status = try_next(batch, error);
+      if (status != TENON_ERR_TIMEOUT) return status;
       owners::drain();
       if (collected < 2 && is_starved()) {
         // Batches in dead cycles (a traceback, an autograd graph) are not what the consumer wants to keep.
@@ -359,7 +362,7 @@ class NativeFeed {
     }
   }
 
-  // What there is to say of abandoned threads.
+  // What there is to say beside batches and failures.
   void report(const nb::object& warn) const {
     char text[1024];
     while (tenon_feed_report_take(feed_->get(), text, sizeof text) != 0) warn(text);

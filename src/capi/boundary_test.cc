@@ -107,6 +107,7 @@ const std::map<std::string, Call>& entries() {
       ENTRY(tenon_feed_begin),
       ENTRY(tenon_feed_use_device),
       ENTRY(tenon_feed_next),
+      ENTRY(tenon_feed_wait),
       ENTRY(tenon_feed_state_take),
       ENTRY(tenon_feed_resume),
       ENTRY(tenon_feed_close),

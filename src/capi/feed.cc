@@ -36,6 +36,19 @@ void copy_out(const Struct& from, Struct* out) {
   out->struct_size = size;
 }
 
+// wait() returns whether the time has passed without a batch.
+template <class Wait>
+tenon_status guarded_wait(tenon_feed* feed, int64_t timeout_ns, tenon_error* error, Wait wait) noexcept {
+  bool is_late = false;
+  const tenon_status status = guarded(error, [&] {
+    is_late = wait();
+    if (is_late && timeout_ns != 0) throw_error(Code::kTimeout, unwrap(feed)->waiting_text());
+  });
+  // A caller that polls does not read the text, so it gets a short one.
+  if (status == TENON_OK && is_late) return report(error, TENON_ERR_TIMEOUT, "no batch is ready");
+  return status;
+}
+
 }  // namespace
 
 extern "C" {
@@ -96,17 +109,18 @@ tenon_status tenon_feed_begin(tenon_feed* feed, tenon_error* error) {
 }
 
 tenon_status tenon_feed_next(tenon_feed* feed, int64_t timeout_ns, tenon_batch** out, tenon_error* error) {
-  bool is_late = false;
-  const tenon_status status = guarded(error, [&] {
+  return guarded_wait(feed, timeout_ns, error, [&] {
     not_null(out, "out");
     Ref<Batch> batch;
-    is_late = !unwrap(not_null(feed, "feed"))->next(timeout_ns, batch);
-    if (is_late && timeout_ns != 0) throw_error(Code::kTimeout, unwrap(feed)->waiting_text());
+    const bool is_late = !unwrap(not_null(feed, "feed"))->next(timeout_ns, batch);
     if (!is_late) *out = reinterpret_cast<tenon_batch*>(batch.detach());
+    return is_late;
   });
-  // A caller that polls does not read the text, so it gets a short one.
-  if (status == TENON_OK && is_late) return report(error, TENON_ERR_TIMEOUT, "no batch is ready");
-  return status;
+}
+
+tenon_status tenon_feed_wait(tenon_feed* feed, int64_t timeout_ns, tenon_error* error) {
+  return guarded_wait(feed, timeout_ns, error,
+                      [&] { return !unwrap(not_null(feed, "feed"))->await(timeout_ns); });
 }
 
 void tenon_feed_seek(tenon_feed* feed, uint64_t epoch, uint64_t place) { unwrap(feed)->seek(epoch, place); }

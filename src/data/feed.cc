@@ -236,8 +236,11 @@ bool Feed::give_up_hung() {
 }
 
 // Waits in steps. Between them, it looks whether a fill takes too long and whether the consumer holds all
-// slots. False: the time has passed.
-bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::NextBatch& outcome) {
+// slots. item: null, nothing is taken. False: the time has passed.
+bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery* item, TicketQueue::NextBatch& outcome) {
+  const auto look = [&](int64_t ns) {
+    return item != nullptr ? workers_->queue().next(ns, *item) : workers_->queue().peek(ns);
+  };
   const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
   const Deadline deadline(timeout_ns);
   while (true) {
@@ -249,11 +252,11 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
     int64_t step = timeout_ns == 0 ? 0 : deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0);
     if (runs_ops) step = step < 0 ? kShortLook : std::min(step, kShortLook);
     if (watches_fill && step != 0) {
-      const int64_t look = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
-      step = step < 0 ? look : std::min(step, look);
+      const int64_t between = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
+      step = step < 0 ? between : std::min(step, between);
     }
     if (workers_->is_inline()) {
-      outcome = workers_->queue().next(0, item);
+      outcome = look(0);
       if (outcome != TicketQueue::NextBatch::kLate) return true;
       bool needs_slot = false;
       if (workers_->fill_inline(&needs_slot)) {
@@ -269,7 +272,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::Ne
         step = 0;
       }
     }
-    outcome = workers_->queue().next(step, item);
+    outcome = look(step);
     if (outcome != TicketQueue::NextBatch::kLate) return true;
     if (watches_fill && give_up_hung()) continue;
     if (timeout_ns == 0 || deadline.has_passed()) return false;
@@ -313,15 +316,26 @@ void Feed::note_delivery(const Batch& batch) noexcept {
   nbytes_.fetch_add(batch.nbytes(), std::memory_order_relaxed);
 }
 
-bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
+void Feed::check_consumer() const {
   check_process();
   if (workers_->is_called_by_worker()) {
     throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
   }
+}
+
+bool Feed::await(int64_t timeout_ns) {
+  check_consumer();
+  if (const Ref<DeviceBatches> device = device_batches()) return await_on_device(*device, timeout_ns);
+  TicketQueue::NextBatch outcome{};
+  return wait(timeout_ns, nullptr, outcome);
+}
+
+bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
+  check_consumer();
   if (const Ref<DeviceBatches> device = device_batches()) return next_on_device(*device, timeout_ns, batch);
   TicketQueue::Delivery item;
   TicketQueue::NextBatch outcome{};
-  if (!wait(timeout_ns, item, outcome)) return false;
+  if (!wait(timeout_ns, &item, outcome)) return false;
   if (!has_batch(outcome, item)) {
     batch = {};
     return true;

@@ -58,6 +58,8 @@ class Feed {
   // at the place of a batch for which the generator failed, with kLeaseConflict if the consumer holds all
   // slots and on_starved does not let it wait, and with std::bad_alloc, which ends the epoch.
   bool next(int64_t timeout_ns, Ref<Batch>& batch);
+  // Waits until next() would not wait, and takes nothing. Fails as next(), but not with kOp.
+  bool await(int64_t timeout_ns);
   // What the consumer waits for, and what would help.
   std::string waiting_text();
 
@@ -81,11 +83,12 @@ class Feed {
   };
 
   void check_process() const;
+  void check_consumer() const;
   void start_workers();
   std::string failure_text(const TicketQueue::Delivery& item) const;
   std::string held_text(uint64_t epoch);
   bool give_up_hung();
-  bool wait(int64_t timeout_ns, TicketQueue::Delivery& item, TicketQueue::NextBatch& outcome);
+  bool wait(int64_t timeout_ns, TicketQueue::Delivery* item, TicketQueue::NextBatch& outcome);
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;
   void help_starved();
@@ -98,6 +101,7 @@ class Feed {
   Ref<DeviceBatches> device_batches();
   FeedPosition position_of_consumer();
   void end_at_consumer();
+  bool await_on_device(DeviceBatches& device, int64_t timeout_ns);
   bool next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>& batch);
   void copy_ahead(DeviceBatches& device);
   std::optional<Copied> take_copied(DeviceBatches& device);

@@ -174,6 +174,19 @@ void Feed::check_copied(const Copied& copied) {
   throw Error(Code::kOp, text, 0);
 }
 
+bool Feed::await_on_device(DeviceBatches& device, int64_t timeout_ns) {
+  const Deadline deadline(timeout_ns);
+  if (!taking_.lock_within(timeout_ns)) return false;
+  const std::unique_lock taking(taking_, std::adopt_lock);
+  {
+    const std::scoped_lock lock(staging_);
+    if (!ahead_.empty()) return true;
+  }
+  DeviceBatches::Room room;
+  NextBatch outcome{};
+  return wait_for_room(device, deadline, room) && wait(left_of(deadline), nullptr, outcome);
+}
+
 bool Feed::next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>& batch) {
   const Deadline deadline(timeout_ns);
   if (!taking_.lock_within(timeout_ns)) return false;
@@ -183,7 +196,7 @@ bool Feed::next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>&
     DeviceBatches::Room room;
     TicketQueue::Delivery item;
     NextBatch outcome{};
-    if (!wait_for_room(device, deadline, room) || !wait(left_of(deadline), item, outcome)) return false;
+    if (!wait_for_room(device, deadline, room) || !wait(left_of(deadline), &item, outcome)) return false;
     if (!has_batch(outcome, item)) {
       batch = {};
       return true;

@@ -353,10 +353,10 @@ TicketQueue::NextBatch TicketQueue::next(int64_t timeout_ns, Delivery& item) {
   return NextBatch::kBatch;
 }
 
-TicketQueue::NextBatch TicketQueue::peek() {
-  const std::scoped_lock lock(mutex_);
+TicketQueue::NextBatch TicketQueue::peek(int64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  if (!is_settled() && (timeout_ns == 0 || !wait_settled(lock, timeout_ns))) return NextBatch::kLate;
   if (is_stopped_) return NextBatch::kStopped;
-  if (!is_settled()) return NextBatch::kLate;
   if (!is_active_ || deliver_ == end_) return NextBatch::kEnd;
   return entry(deliver_).state == EntryState::kFailed ? NextBatch::kFailure : NextBatch::kBatch;
 }

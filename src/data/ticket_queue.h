@@ -121,8 +121,8 @@ class TicketQueue {
     const std::scoped_lock lock(mutex_);
     starved_ns_ += static_cast<uint64_t>(ns);
   }
-  // What next(0) would return; it takes nothing.
-  NextBatch peek();
+  // What next() would return; it takes nothing.
+  NextBatch peek(int64_t timeout_ns = 0);
   // The batch for which a consumer waits, if it has been filled for so long; it is given up then: failed with
   // failure, or skipped.
   bool give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure);

@@ -52,7 +52,8 @@ static void run_it(void) {
   OK(tenon_feed_begin(feed, &error));
   for (index = 0; index < 4; index++) {
     tenon_array* label;
-    OK(tenon_feed_next(feed, -1, &batch, &error));
+    OK(tenon_feed_wait(feed, -1, &error));
+    OK(tenon_feed_next(feed, 0, &batch, &error));
     label = tenon_batch_array(batch, 1);
     CHECK(((const int64_t*)tenon_array_describe(label)->data)[2] == (int64_t)index * 100 + 2);
     tenon_array_release(label);

@@ -5,6 +5,7 @@ failures are what they are with that code."""
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -66,6 +67,87 @@ def test_tensors_lie_on_the_slot():
             addresses.add(label.data_ptr())
             del label  # the only slot
         assert len(addresses) == 1
+
+
+def taken_under_interrupts(feed):
+    """The indices of all batches, with a KeyboardInterrupt again and again where the main thread waits.
+    The next call goes on with the batch that was waited for, and so does the position."""
+
+    def interrupt(number, frame):
+        if frame.f_code.co_name in ("next_batch", "_receive"):
+            raise KeyboardInterrupt
+
+    found, interrupted = [], 0
+    batches = iter(feed)
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.007, 0.007)
+    try:
+        while True:
+            try:
+                found.append(next(batches).index)
+            except StopIteration:
+                break
+            except KeyboardInterrupt:
+                interrupted += 1
+                if found:
+                    assert feed.state_dict()["next"] == len(found)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert interrupted > 10
+    return found
+
+
+def slow(batch):
+    time.sleep(0.004)
+    batch.label = batch.index
+
+
+@pytest.mark.parametrize("options", [{}, {"processes": "fork", "workers": 2}])
+def test_an_interrupted_wait_loses_no_batch(options):
+    with tn.Feed(slow, {"label": ("i8", (1,))}, batches=100, **options) as feed:
+        assert taken_under_interrupts(feed) == list(range(100))
+
+
+def test_an_interrupted_wait_of_an_attached_feed_loses_no_batch():
+    with (
+        tn.Feed(slow, {"label": ("i8", (1,))}, batches=100, shared=True) as feed,
+        feed.serve(background=True),
+        tn.Feed.attach(feed.name) as attached,
+    ):
+        assert taken_under_interrupts(attached) == list(range(100))
+
+
+def test_an_interrupt_that_loses_a_batch_is_told_again():
+    def convert(batch):
+        if batch.index == 2:
+            raise KeyboardInterrupt
+        return batch.index
+
+    with make() as feed:
+        steps = feed._iterate(convert)
+        assert [next(steps), next(steps)] == [0, 1]
+        with pytest.raises(KeyboardInterrupt):
+            next(steps)
+        with pytest.raises(tn.TenonError, match="interrupted"):
+            next(steps)
+        assert sum(1 for _ in feed) == 5
+
+
+def test_an_interrupted_fill_without_workers_is_told_again():
+    def fill(batch):
+        if batch.index == 2 and batch.epoch == 0:
+            raise KeyboardInterrupt
+        batch.label = batch.index
+
+    with tn.Feed(fill, {"label": ("i8", (1,))}, workers=0, batches=5) as feed:
+        batches = iter(feed)
+        assert [next(batches).index, next(batches).index] == [0, 1]
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        with pytest.raises(tn.TenonError, match="interrupted"):
+            next(batches)
+        assert sum(1 for _ in feed) == 5
 
 
 def test_an_error_of_the_conversion_ends_the_iterator():

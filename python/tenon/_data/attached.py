@@ -362,7 +362,6 @@ class AttachedFeed(Forms):
         self._has_batch = True
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
-        self._position.note_batch(sequence, numbers[5:HEAD], item.state)
         attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
         slots = self._opened().slots
         owner = (item, slots)
@@ -372,6 +371,11 @@ class AttachedFeed(Forms):
             k += 1 + len(shape)
             arrays.append(slots.array(place, lengths, dtype, owner))
         return AttachedBatch(self.schema.names, tuple(arrays), epoch, index, attachment)
+
+    def _note(self, item: Received) -> None:
+        """Notes that its batch is delivered."""
+        numbers = item.head.numpy().tolist()
+        self._position.note_batch(numbers[4], numbers[5:HEAD], item.state)
 
 
 class _Epoch(Iteration):
@@ -387,20 +391,25 @@ class _Epoch(Iteration):
         feed = self._feed
         if feed is None:
             self._stop()
+        item = None
         try:
             self._is_in_next = True
             item = feed._receive()
             if item is not None and not feed._is_of_later(item):
-                batch = feed._batch_of(item)
-                del item
-                return self._convert(batch)
+                converted = self._convert(feed._batch_of(item))
+                feed._note(item)
+                return converted
             self._end()
             feed._end_round()
             feed._check_wanted(False)
         except TimeoutError:
             raise  # the caller may release batches, and try again
-        except BaseException:
+        except Exception:
+            item = None  # the traceback has this frame
             self._end()
+            raise
+        except BaseException:  # Ctrl-C: the next call goes on
+            feed._next_item = item if item is not None else feed._next_item
             raise
         finally:
             self._is_in_next = False

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core import Batch, Schema, from_dlpack
-from .._errors import TenonError, log
-from .epochs import REPLACED, Epoch
+from .._errors import log
+from .epochs import Epoch
 
 if TYPE_CHECKING:
     from .feed import Feed
@@ -143,9 +143,10 @@ class AsyncEpoch(Epoch):
                 break
             except NothingYet:
                 await waiter.wait(self._feed.timeout)
-        if self._is_replaced:
-            raise TenonError(REPLACED)
-        raise StopAsyncIteration
+        try:
+            self._stop()
+        except StopIteration:
+            raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
         """Ends the epoch."""

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from .forms import Forms
 
 
-REPLACED = (
+_REPLACED = (
     "this iterator has ended, because another iteration over the feed has begun: a feed delivers one epoch "
     "at a time, so make a feed for each of several loops that run at the same time"
+)
+_INTERRUPTED = (
+    "this iterator has ended, because it was interrupted (as by Ctrl-C) where it made or handed out a batch, "
+    "which is lost: iterate over the feed again"
 )
 
 
@@ -29,6 +33,7 @@ class Iteration(NativeEpoch):
 
     _feed: Any = None  # None: it has ended, or its constructor has raised
     _is_replaced = False
+    _has_lost_batch = False
 
     def _replace(self, feed: Forms) -> None:
         """Ends the live iterator of the feed for this one."""
@@ -61,7 +66,9 @@ class Iteration(NativeEpoch):
     def _stop(self) -> NoReturn:
         """Raises what `__next__` raises after the end of the iterator."""
         if self._is_replaced:
-            raise TenonError(REPLACED)
+            raise TenonError(_REPLACED)
+        if self._has_lost_batch:
+            raise TenonError(_INTERRUPTED)
         raise StopIteration
 
     def _leave(self) -> None:
@@ -138,8 +145,11 @@ class Epoch(Iteration):
             if closing.is_python_ending:  # by Python's end, under a daemon thread
                 raise StopIteration from None
             raise
-        except BaseException:
-            self._end()
+        except BaseException as other:
+            # Of a wait, for example by Ctrl-C: the next call goes on. Else a batch is lost.
+            if batch is not None or is_delivered or feed._inline is not None:
+                self._end()
+                self._has_lost_batch = not isinstance(other, Exception)
             raise
         finally:
             self._is_in_next = False
