@@ -315,7 +315,7 @@ TENON_API void tenon_feed_end(tenon_feed* feed);
 
 /* Stops the workers and waits for them, at most timeout_ns (< 0: no limit). Delivered batches stay valid.
  * Idempotent. Fails with TIMEOUT if a generator does not return: its thread is then abandoned, and everything
- * that it uses stays allocated. */
+ * that it uses stays allocated. Workers that run no generator may have 10 s more, on a busy machine. */
 TENON_API tenon_status tenon_feed_close(tenon_feed* feed, int64_t timeout_ns, tenon_error* error);
 
 /* The last release of an open feed closes it, as tenon_feed_close does with a timeout of 1 s. */

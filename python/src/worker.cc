@@ -47,6 +47,7 @@ class NativeWorker {
   // False: the feed is closed.
   bool next() {
     owners::drain();
+    const Waiting waiting(is_waiting_);
     while (true) {
       tenon_error error;
       error.struct_size = sizeof error;
@@ -57,11 +58,16 @@ class NativeWorker {
         status = tenon_worker_next(worker_.get(), kSliceNs, &part, &error);
       }
       if (status == TENON_OK) return true;
-      if (status == TENON_ERR_CLOSED) return false;
+      if (status == TENON_ERR_CLOSED) return !(is_over_ = true);
       if (status != TENON_ERR_TIMEOUT) throw Error(status, error.message);
       if (PyErr_CheckSignals() != 0) nb::raise_python_error();
     }
   }
+
+  // A thread is in next(), and runs no code of the generator.
+  bool is_waiting() const noexcept { return is_waiting_; }
+  // next() has returned false.
+  bool is_over() const noexcept { return is_over_; }
 
   const tenon_fill_request& request() const {
     const tenon_fill_request* const request = worker_ ? tenon_worker_request(worker_.get()) : inline_request_;
@@ -151,8 +157,17 @@ class NativeWorker {
     void operator()(tenon_worker* worker) const noexcept { tenon_worker_leave(worker); }
   };
 
+  struct Waiting {
+    explicit Waiting(bool& flag) noexcept : is_waiting(flag) { is_waiting = true; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { is_waiting = false; }
+    bool& is_waiting;
+  };
+
   const NamedSchema schema_;
   std::unique_ptr<tenon_worker, Leave> worker_;
+  bool is_waiting_ = false, is_over_ = false;  // guarded by the GIL
   // Without worker_: the open request, and the answer to it.
   const tenon_fill_request* inline_request_ = nullptr;
   int32_t code_ = -1;
@@ -277,6 +292,8 @@ void add_worker(nb::module_& module) {
   nb::class_<NativeWorker>(module, "NativeWorker", "The native part of a worker's end of a feed.")
       .def(nb::init<const std::string&, const NamedSchema&>(), nb::arg("link"), nb::arg("schema"))
       .def("next", &NativeWorker::next)
+      .def_prop_ro("is_waiting", &NativeWorker::is_waiting)
+      .def_prop_ro("is_over", &NativeWorker::is_over)
       .def_prop_ro("index", [](const NativeWorker& w) { return w.request().index; })
       .def_prop_ro("epoch", [](const NativeWorker& w) { return w.request().epoch; })
       .def_prop_ro("seed", [](const NativeWorker& w) { return w.request().seed; })

@@ -25,6 +25,8 @@ constexpr int64_t kShortestLook = 1'000'000;
 // For what wakes no consumer: an op to run, a free slot.
 constexpr int64_t kShortLook = 5'000'000;
 
+constexpr int64_t kLeaveNs = 10 * kSecond;
+
 // How many batches a message lists.
 constexpr size_t kListed = 5;
 
@@ -444,7 +446,10 @@ void Feed::close(int64_t timeout_ns) {
     is_on_device_.store(false, std::memory_order_relaxed);
   }
   if (workers_->is_inline() && !workers_->is_called_by_worker()) workers_->leave_inline(timeout_ns);
-  const bool have_left = !workers_->is_called_by_worker() && workers_->wait_until_left(timeout_ns);
+  // On a busy machine, threads that have nothing to do may need longer than the caller would wait for a fill.
+  const bool have_left =
+      !workers_->is_called_by_worker() && (workers_->wait_until_left(timeout_ns) ||
+                                           (!workers_->is_busy() && workers_->wait_until_left(kLeaveNs)));
   for (size_t i = 0; i < threads_->size(); ++i) {
     std::thread& thread = (*threads_)[i];
     if (!thread.joinable()) continue;

@@ -767,6 +767,14 @@ void Workers::dismiss() noexcept {
   slots_->wake(loops());
 }
 
+bool Workers::is_busy() {
+  if (processes_) return false;  // processes are killed, and threads are joined by who has started them
+  const auto is_abandoned = [](const FillLoop& loop) {
+    return loop.since_ns.load(std::memory_order_relaxed) == kAbandoned;
+  };
+  return queue_.snapshot().longest || std::ranges::any_of(loops_, is_abandoned);
+}
+
 bool Workers::wait_until_left(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   const auto left = [this] { return have_left_; };

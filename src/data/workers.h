@@ -88,6 +88,8 @@ class Workers {
 
   // Ends all waiting; workers leave when their generator returns.
   void dismiss() noexcept;
+  // Whether a call of the generator has not returned that no one can end.
+  bool is_busy();
   // True when all workers have left and the generator is dropped.
   bool wait_until_left(int64_t timeout_ns);
   // The caller is one of these workers.

@@ -16,6 +16,7 @@ from .batches import BatchIter, DataBatch, DataDesc
 
 _CLOSED = "the PrefetchingIter is closed"
 _CLOSE_SECONDS = 1.0
+_LEAVE_SECONDS = 10.0  # more, for a thread that is not in its iterator
 _LOOK_SECONDS = 1.0  # between two looks whether the thread is still there
 
 _open_iterators: weakref.WeakSet[PrefetchingIter] = weakref.WeakSet()
@@ -164,6 +165,7 @@ class _Helper:
         self._is_requested = False  # from request() to take()
         self._is_wanted = False  # the thread has not begun with it
         self._is_stopped = False
+        self._is_taking = False  # the thread is in the iterator
         self._outcome: Any = None  # a batch, _END, or what the iterator raised
 
     def request(self) -> None:
@@ -221,6 +223,8 @@ class _Helper:
         if os.getpid() != self._process or self._thread.ident is None:
             return
         self._thread.join(seconds)
+        if not self._is_taking:  # a busy machine
+            self._thread.join(_LEAVE_SECONDS)
         if self._thread.is_alive():
             raise TimeoutError(
                 f"{self._iterator!r} did not return within {given} s: its thread is left behind"
@@ -243,6 +247,7 @@ class _Helper:
             with self._changed:
                 if not self._is_stopped:
                     self._outcome = outcome
+                self._is_taking = False
                 self._changed.notify_all()
             del outcome  # the consumer's alone
 
@@ -250,7 +255,8 @@ class _Helper:
         with self._changed:
             self._changed.wait_for(lambda: self._is_wanted or self._is_stopped)
             self._is_wanted = False
-            return not self._is_stopped
+            self._is_taking = not self._is_stopped
+            return self._is_taking
 
 
 def _stop_all(helpers: list[_Helper]) -> None:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from .feed import Feed
 
+_LOOK_SECONDS = 0.01
+_LEAVE_SECONDS = 10.0  # that a thread may take to leave where it waits
+_END_SECONDS = 1.0
 _START_METHODS = ("fork", "spawn", "forkserver")
 HOW_TO_RESUME = (
     "Compute each batch from batch.index or batch.seed, or give the generator a state: the methods state() "
@@ -525,7 +528,7 @@ class Workers:
                 self._context = multiprocessing.get_context(processes if isinstance(processes, str) else None)
             _close_feeds_before_processes_end()
         self._processes: dict[int, Any] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, NativeWorker]] = []
 
     def start(self, worker: int, link: str) -> int:
         setup = None if self._setup is None else functools.partial(self._setup, worker)
@@ -539,7 +542,7 @@ class Workers:
                 daemon=True,
             )
             thread.start()
-            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            self._threads = [one for one in self._threads if one[0].is_alive()] + [(thread, native)]
             return 0
         process = self._context.Process(
             target=_run_process,
@@ -581,12 +584,17 @@ class Workers:
         return -code if code < 0 else (code & 0xFF) << 8
 
     def join(self, timeout: float) -> int:
-        """Waits for threads. Returns the number of those that are busy, and are abandoned."""
+        """Waits for threads. Returns the number of those that are busy, and are abandoned. A thread that
+        runs no code of the generator may have longer: the machine is busy."""
         deadline = time.monotonic() + timeout
-        others = [thread for thread in self._threads if thread is not threading.current_thread()]
-        for thread in others:
+        others = [one for one in self._threads if one[0] is not threading.current_thread()]
+        for thread, native in others:
             thread.join(max(deadline - time.monotonic(), 0))
-        return sum(thread.is_alive() for thread in others)
+            while native.is_waiting and thread.is_alive() and time.monotonic() < deadline + _LEAVE_SECONDS:
+                thread.join(_LOOK_SECONDS)
+            if native.is_over:  # it runs what the generator does at its end
+                thread.join(_END_SECONDS)
+        return sum(thread.is_alive() for thread, _ in others)
 
 
 _has_registered = False
