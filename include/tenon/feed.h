@@ -360,8 +360,9 @@ typedef struct tenon_feed_statistics {
 
 TENON_API void tenon_feed_statistics_get(tenon_feed* feed, tenon_feed_statistics* out);
 
-/* Copies the oldest text on an abandoned thread that was not taken yet: it names the generator, the batch,
- * the thread and the time. Returns 0 if there is none. Since 0.5. */
+/* Copies the oldest text that was not taken yet, for a log: on an abandoned thread (the generator, the batch,
+ * the thread and the time), on the 10th, 100th, ... batch that was skipped after a failure, and on the first
+ * batch of TENON_UNWRITTEN, as its message says. Returns 0 if there is none. Since 0.5. */
 TENON_API int32_t tenon_feed_report_take(tenon_feed* feed, char* text, size_t text_size);
 
 typedef struct tenon_worker_statistics {

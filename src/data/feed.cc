@@ -360,12 +360,15 @@ std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
   switch (f.kind) {
     case TENON_DIED:
       text = concat(f.pid != 0 ? worker : concat("worker process ", f.worker), " ");
-      if (f.exit_signal != 0) {
-        text += concat("was killed by signal ", f.exit_signal, " (", signal_name(f.exit_signal),
-                       f.exit_signal == SIGKILL ? "; out of memory?" : "", ")");
-      } else {
-        text += f.exit_code >= 0 ? concat("ended with exit code ", f.exit_code) : "could not be started";
+      if (f.exit_signal == 0 && f.exit_code < 0) {
+        text += concat("did not run, so generator '", workers_->generator_name(), "' did not fill ",
+                       ticket_text(item.ticket));
+        break;
       }
+      text += f.exit_signal != 0
+                  ? concat("was killed by signal ", f.exit_signal, " (", signal_name(f.exit_signal),
+                           f.exit_signal == SIGKILL ? "; out of memory?" : "", ")")
+                  : concat("ended with exit code ", f.exit_code);
       text += concat(" while generator '", workers_->generator_name(), "' filled ", ticket_text(item.ticket));
       break;
     case TENON_HUNG:

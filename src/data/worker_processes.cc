@@ -149,6 +149,7 @@ void WorkerProcesses::start() {
 
 void WorkerProcesses::start_one(int32_t worker) noexcept {
   RingUser& peer = peers_[static_cast<size_t>(worker)];
+  const bool has_ended = peer.pid.load(std::memory_order_relaxed) != 0;
   int64_t pid = -1;
   std::string failure;
   char text[kMessageSize] = "";
@@ -166,9 +167,9 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
       text[sizeof text - 1] = '\0';
       if (code != 0) {
         const bool has_text = text[0] != '\0';  // of an exception, if the code is -1
-        failure =
-            concat("worker ", worker, " cannot be started",
-                   code == -1 && has_text ? "" : concat(" (code ", code, ")"), has_text ? ": " : "", text);
+        failure = concat(
+            "worker ", worker, has_ended ? " has ended, and is not started again" : " cannot be started",
+            code == -1 && has_text ? "" : concat(" (code ", code, ")"), has_text ? ": " : "", text);
       }
     }
     if (failure.empty() && pid == 0) {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -31,9 +30,6 @@ constexpr uint64_t kStateNbytes = 64 << 10;
 
 // How many abandoned threads a feed may have at a time.
 constexpr int32_t kMostAbandoned = 8;
-
-// Reports that no caller takes are not kept for ever.
-constexpr size_t kMostReports = 64;
 
 constexpr char kWayOut[] = "with processes=True a worker that takes too long is killed";
 
@@ -327,7 +323,9 @@ void Workers::put_back(const Job& job) noexcept {
 void Workers::note_unwritten(FillResult& result) noexcept {
   if (result.code != TENON_UNWRITTEN) return;
   result.code = 0;
-  unwritten_.fetch_add(1, std::memory_order_relaxed);
+  const bool is_first = unwritten_.fetch_add(1, std::memory_order_relaxed) == 0;
+  std::string text = std::exchange(result.message, {});
+  if (is_first && !text.empty()) reports_.add(std::move(text));
 }
 
 void Workers::check_shapes(const Job& job, FillResult& result) const {
@@ -346,18 +344,35 @@ void Workers::check_shapes(const Job& job, FillResult& result) const {
   }
 }
 
+// Skips a batch that failed, and reports some. False: it is not to be skipped.
+bool Workers::skip(const Job& job, const FillResult& result) noexcept {
+  if (options_.on_error != TENON_ON_ERROR_SKIP || !skips_.note_failure()) return false;
+  queue_.skip(job, result.report);
+  const uint64_t count = skips_.note_skip();
+  if (count == 0) return true;
+  try {
+    const std::string_view last = trace::last_line_of(result.message);
+    reports_.add(concat("generator '", name_, "' has failed at ", count,
+                        " batches, which were skipped; the last one was ", ticket_text(job), ": ",
+                        last.empty() ? failed_text(result.code, "") : last));
+  } catch (const std::exception&) {  // no memory for the text
+  }
+  return true;
+}
+
 // worker: -1, it has not come to any.
 void Workers::settle(int32_t worker, const Job& job, const FillResult& result) noexcept {
   if (worker >= 0 && is_failure(result)) times_[static_cast<size_t>(worker)].note_failure();
   if (result.code == 0) {
+    skips_.note_batch();
     times_[static_cast<size_t>(worker)].note(result.fill_ns);
     slots_->mark(job.slot, trace::kReady);
     queue_.publish(job, result.fill_ns, result.report);
   } else if (result.code == TENON_END_OF_EPOCH) {
     queue_.finish(job, result.report);
-  } else if (result.code == TENON_NO_BATCH || options_.on_error == TENON_ON_ERROR_SKIP) {
+  } else if (result.code == TENON_NO_BATCH) {
     queue_.skip(job, result.report);
-  } else {
+  } else if (!skip(job, result)) {
     TicketFailure failure;
     failure.kind = result.kind;
     failure.code = result.code;
@@ -365,7 +380,8 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
     failure.pid = result.pid;
     failure.exit_signal = result.exit_signal;
     failure.exit_code = result.exit_code;
-    failure.set_message(result.message.c_str());
+    const bool is_limit = options_.on_error == TENON_ON_ERROR_SKIP;
+    failure.set_message((is_limit ? Skips::limit_text() : "").append(result.message).c_str());
     queue_.fail(job, failure, result.report);
   }
 }
@@ -390,8 +406,8 @@ void Workers::fill_here(FillLoop& loop, const Job& job, FillResult& result) {
         go_on_elsewhere(loop);
       });
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
-  note_unwritten(result);
   if (result.code != 0) result.message = message;
+  note_unwritten(result);
   check_shapes(job, result);
   read_report(job, result);
   trace::close(span, trace::key_of(this),
@@ -666,24 +682,10 @@ void Workers::report(const FillLoop& loop, int64_t since_ns) noexcept try {
       processes_ ? processes_->thread(loop.number) : loop.thread.load(std::memory_order_relaxed);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f s", static_cast<double>(now_ns() - since_ns) * 1e-9);
-  const std::scoped_lock lock(reporting_);
-  if (reports_.size() == kMostReports) reports_.pop_front();
-  reports_.push_back(concat("generator '", name_, "' has not returned from batch ", ticket.index,
-                            " of epoch ", ticket.epoch, " for ", seconds, ": its thread ", thread,
-                            " (worker ", loop.worker,
-                            ") is left behind with its slot, and the worker goes on in another thread"));
-  has_reports_.store(true, std::memory_order_relaxed);
+  reports_.add(concat("generator '", name_, "' has not returned from ", ticket_text(ticket), " for ", seconds,
+                      ": its thread ", thread, " (worker ", loop.worker,
+                      ") is left behind with its slot, and the worker goes on in another thread"));
 } catch (const std::exception&) {  // no memory: abandoned_ counts it
-}
-
-std::string Workers::take_report() {
-  if (!has_reports_.load(std::memory_order_relaxed)) return {};
-  const std::scoped_lock lock(reporting_);
-  if (reports_.empty()) return {};  // another thread took it
-  std::string text = std::move(reports_.front());
-  reports_.pop_front();
-  has_reports_.store(!reports_.empty(), std::memory_order_relaxed);
-  return text;
 }
 
 void Workers::work(int32_t number) noexcept {

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -20,6 +19,8 @@
 #include "base/timed_mutex.h"
 #include "base/trace.h"
 #include "data/fill_times.h"
+#include "data/reports.h"
+#include "data/skips.h"
 #include "data/slots.h"
 #include "data/ticket_queue.h"
 #include "data/worker_processes.h"
@@ -74,8 +75,8 @@ class Workers {
   // replace: lets the thread of one loop go, and starts that of another. False: there were none.
   // One call at a time, and none after dismiss().
   bool give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace);
-  // The oldest text on an abandoned thread that was not taken yet; empty: there is none.
-  std::string take_report();
+  // The oldest text on an abandoned thread, on skipped batches or on a field that was not written.
+  std::string take_report() { return reports_.take(); }
 
   // A feed without workers: its consumers fill, in place of the thread of loop 0.
   bool is_inline() const noexcept { return options_.workers == 0; }
@@ -170,6 +171,7 @@ class Workers {
   bool is_failure(const FillResult& result) const noexcept;
   void note_unwritten(FillResult& result) noexcept;
   void check_shapes(const Job& job, FillResult& result) const;
+  bool skip(const Job& job, const FillResult& result) noexcept;
   void settle(int32_t worker, const Job& job, const FillResult& result) noexcept;
   void leave() noexcept;
 
@@ -196,9 +198,8 @@ class Workers {
 
   std::string lost_;  // why a worker has no thread; used in give_up_hung() only
 
-  std::mutex reporting_;
-  std::deque<std::string> reports_;  // guarded by reporting_
-  std::atomic<bool> has_reports_{false};
+  Reports reports_;
+  Skips skips_;
 
   std::mutex preparing_;  // held from a ticket to the end of what prepares it: they come in order
 
