@@ -43,10 +43,14 @@ nb::tuple names_of(const Schema& schema) {
 
 NamedSchema make_schema(const nb::dict& fields) {
   std::vector<Field> described;
+  nb::list kept;
   for (const auto [name, field] : fields) {
-    if (!nb::isinstance<nb::tuple>(field) || nb::len(field) != 2) {
-      raise(PyExc_TypeError, "field %R is %R: it must be a tuple (dtype, shape)", name.ptr(), field.ptr());
+    const size_t parts = nb::isinstance<nb::tuple>(field) ? nb::len(field) : 0;
+    if (parts != 2 && (parts != 3 || !field[2].equal(nb::str("kept")))) {
+      raise(PyExc_TypeError, "field %R is %R: it must be a tuple (dtype, shape) or (dtype, shape, 'kept')",
+            name.ptr(), field.ptr());
     }
+    if (parts == 3) kept.append(name);
     const Dims shape(nb::object(field[1]), "shape");
     described.push_back({nb::cast<std::string>(name),
                          dtype_from(nb::object(field[0])),
@@ -54,7 +58,7 @@ NamedSchema make_schema(const nb::dict& fields) {
   }
   Schema schema{std::span<const Field>(described)};
   nb::tuple names = names_of(schema);
-  return {std::move(schema), std::move(names)};
+  return {std::move(schema), std::move(names), nb::tuple(kept)};
 }
 
 nb::tuple fields_of(const NamedSchema& self) {
@@ -227,7 +231,6 @@ class NativeFeed {
     const tenon_status status = try_next(&batch, &error);
     if (batch != nullptr) return Batch(batch, feed_->schema());
     report(warn);
-    if (made) return made;
     const bool stays =
         status == TENON_OK || status == TENON_ERR_TIMEOUT || status == TENON_ERR_LEASE_CONFLICT;
     if (!stays) raise_failure(status, error);
@@ -535,10 +538,11 @@ void add_schema(nb::module_& module) {
       .def(
           "__init__",
           [](NamedSchema* self, const nb::dict& fields) { new (self) NamedSchema(make_schema(fields)); },
-          nb::arg("fields"),
-          nb::sig("def __init__(self, fields: dict[str, tuple[DTypeLike, int | tuple[int, ...]]]) -> None"))
+          nb::arg("fields"), nb::sig("def __init__(self, fields: dict[str, tuple[Any, ...]]) -> None"))
       .def_ro("names", &NamedSchema::names, nb::sig("def names(self) -> tuple[str, ...]"),
               "The fields' names, in order.")
+      .def_ro("kept", &NamedSchema::kept, nb::sig("def kept(self) -> tuple[str, ...]"),
+              "The names of the fields that a generator need not write.")
       .def_prop_ro("fields", fields_of,
                    nb::sig("def fields(self) -> tuple[tuple[str, dtype, tuple[int, ...]], ...]"),
                    "(name, dtype, shape) of each field.")
@@ -551,8 +555,12 @@ void add_schema(nb::module_& module) {
       .def(
           "__reduce__",
           [](nb::handle_t<NamedSchema> self) {
-            return nb::make_tuple(self.type(),
-                                  nb::make_tuple(fields_dict(nb::cast<const NamedSchema&>(self).schema)));
+            const NamedSchema& schema = nb::cast<const NamedSchema&>(self);
+            nb::dict fields = fields_dict(schema.schema);
+            for (const nb::handle name : schema.kept) {
+              fields[name] = fields[name] + nb::make_tuple("kept");
+            }
+            return nb::make_tuple(self.type(), nb::make_tuple(fields));
           },
           nb::sig("def __reduce__(self) -> tuple[Any, ...]"));
 }

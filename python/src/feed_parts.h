@@ -15,6 +15,7 @@ namespace tenon::python {
 struct NamedSchema {
   Schema schema;
   nb::tuple names;
+  nb::tuple kept;  // the names of fields that a generator need not write
 };
 
 // A generator whose workers a Python object starts: see tenon.worker.Workers.

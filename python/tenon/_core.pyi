@@ -1157,11 +1157,15 @@ class NativePlugin:
 class Schema:
     """The fields of a batch; tenon.schema makes them."""
 
-    def __init__(self, fields: dict[str, tuple[DTypeLike, int | tuple[int, ...]]]) -> None: ...
+    def __init__(self, fields: dict[str, tuple[Any, ...]]) -> None: ...
 
     @property
     def names(self) -> tuple[str, ...]:
         """The fields' names, in order."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of the fields that a generator need not write."""
 
     @property
     def fields(self) -> tuple[tuple[str, dtype, tuple[int, ...]], ...]:

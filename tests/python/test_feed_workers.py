@@ -4,6 +4,7 @@ from its seed, epoch and index alone; failures come at their place; nothing outl
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+import native_library
 import numpy as np
 import pytest
 
@@ -187,6 +189,99 @@ def test_failures_are_skipped(processes):
     with tn.Feed(fails_at(2, raise_error), **options) as feed:
         assert [batch.index for batch in feed] == [0, 1, 3, 4, 5]
         assert feed.stats().skipped == 1
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {}, {"processes": "fork", "workers": 2}])
+def test_skips_without_an_end_are_reported_and_limited(caplog, options):
+    def fill(batch):
+        if batch.index != 20:
+            raise ValueError(f"no picture {batch.index}")
+        batch.label[...] = batch.data[...] = 0
+
+    with tn.Feed(fill, SCHEMA, on_error="skip", **options) as feed:
+        batches = iter(feed)
+        assert next(batches).index == 20
+        with pytest.raises(tn.OpError, match=r"1000 batches in a row(.|\n)*no picture 10\d\d") as caught:
+            next(batches)
+        assert 1000 <= caught.value.index <= 1030
+        assert feed.stats().skipped >= 1000
+    texts = [record.message for record in caplog.records]
+    for count, text in zip((10, 100, 1000), texts, strict=True):
+        assert f"has failed at {count} batches, which were skipped" in text
+        assert "ValueError: no picture" in text
+
+
+def draws(batch):
+    import random
+
+    import torch
+
+    numbers = [random.getrandbits(62), np.random.randint(1 << 62), int(torch.randint(1 << 62, (1,)))]
+    batch.label[:3] = numbers
+    batch.label[3:] = batch.data[...] = 0
+
+
+def drawn(**options):
+    with tn.Feed(draws, SCHEMA, batches=6, **options) as feed:
+        for _ in range(2):
+            yield from (tuple(batch.label.tolist()[:3]) for batch in feed)
+
+
+@pytest.mark.slow
+def test_each_batch_of_a_worker_process_draws_from_its_own_seed():
+    import torch
+
+    one = list(drawn(processes="fork", seed=3))
+    assert all(len(set(column)) == 12 for column in zip(*one, strict=True))
+    assert all(len(set(row)) == 3 for row in one)  # nor do the modules draw the same numbers
+    assert list(drawn(processes="fork", workers=3, seed=3)) == one
+    assert list(drawn(processes="spawn", workers=2, seed=3))[6:] == one[6:]  # they import torch at the first
+    assert not set(drawn(processes="fork", seed=4)) & set(one)
+    for options in ({}, {"workers": 0}):
+        np.random.seed(5)
+        torch.manual_seed(5)
+        numbers = list(drawn(**options))
+        np.random.seed(5)
+        torch.manual_seed(5)
+        expected = [(np.random.randint(1 << 62), int(torch.randint(1 << 62, (1,)))) for _ in range(12)]
+        assert [row[1:] for row in numbers] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "name"), [("fork", "Workers.reap"), (False, "_run_thread")])
+def test_closing_waits_for_workers_that_have_nothing_to_do(monkeypatch, processes, name):
+    # As on a busy machine, on which it takes long until they end.
+    def late(*arguments):
+        result = ends(*arguments)
+        time.sleep(1.4)
+        return result
+
+    ends = functools.reduce(getattr, name.split("."), tenon._data.workers)
+    monkeypatch.setattr(f"tenon._data.workers.{name}", late)
+    feed = tn.Feed(random_numbers(), batches=3, processes=processes)
+    assert sum(1 for _ in feed) == 3
+    feed.close()
+
+
+def test_worker_processes_refuse_a_constant_of_which_each_would_write_a_copy(tmp_path):
+    source = tmp_path / "constant.cc"
+    source.write_text('extern "C" int fill(double *c, double *x) { x[0] = c[0]; return 0; }')
+    library = native_library.compiled(source)
+    options = {"schema": {"x": ("f8", (1,))}, "batches": 3, "workers": 2}
+
+    def feed(const, constant, **processes):
+        fill = tn.c_function(library, f"int fill({const}double *c, double *x)", c=constant, threadsafe=True)
+        return tn.Feed(fill, **options, **processes)
+
+    ones = tn.asarray(np.ones(3))
+    with pytest.raises(ValueError, match="constant 'c' of 'fill' is an array that is not const"):
+        feed("", ones, processes=True)
+    for const, processes in (("", False), ("const ", False), ("const ", True)):
+        with feed(const, ones, processes=processes) as batches:
+            assert [float(batch.x[0]) for batch in batches] == [1, 1, 1]
+    for const in ("", "const "):  # a shared array needs a lease for each use
+        with pytest.raises(tn.LeaseConflict, match="constant 'c' of 'fill' cannot be held"):
+            feed(const, tn.zeros((3,), "f8", shared=True), processes=True)
 
 
 def test_a_batch_is_filled_again_by_a_fresh_process(tmp_path):

@@ -4,6 +4,7 @@ written. Schemas as dicts, and epochs in another order."""
 
 import functools
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -247,6 +248,7 @@ def test_a_batch_without_a_written_field_is_an_error_with_check(make, processes)
         ("fields", None, True),
         ("1", None, True),
         ("leases,fields", None, True),
+        ("values", None, True),
         ("leases", None, False),
         ("0", None, False),
         ("", None, False),
@@ -294,6 +296,81 @@ def test_several_fields_that_were_not_written_are_named():
         pytest.raises(tn.OpError, match="the fields 'y', 'z' of batch 0 of epoch 0 were not written"),
     ):
         list(feed)
+
+
+@EITHER
+def test_a_field_that_was_not_written_is_logged_once(caplog, processes):
+    with tn.Feed(only_x, FIELDS, batches=9, processes=processes) as feed:
+        for _ in range(2):
+            assert sum(1 for _ in feed) == 9
+    (record,) = caplog.records
+    assert record.name == "tenon"
+    assert "field 'y' of batch 0 of epoch 0 was not written" in record.message
+
+
+KEPT = {"x": ("f4", (3, 2)), "y": ("i8", (3,), "kept")}
+
+
+@EITHER
+@pytest.mark.parametrize("check", [False, True, "values"])
+def test_a_field_that_the_schema_lets_a_generator_keep_is_not_missed(caplog, processes, check):
+    for schema in (KEPT, tn.schema(**KEPT), pickle.loads(pickle.dumps(tn.schema(**KEPT)))):
+        with tn.Feed(only_x, schema, batches=3, processes=processes, check=check) as feed:
+            assert sum(1 for _ in feed) == 3
+            assert feed.stats().unwritten == 0
+    assert not caplog.records
+    assert tn.schema(**KEPT).kept == ("y",)
+
+
+def short_last(batch):
+    rows = 3 - batch.index
+    batch.x[:rows] = batch.y[:rows] = 1
+
+
+def short_last_with_rows(batch):
+    batch.rows = 3 - batch.index
+    batch.x = batch.y = 1
+
+
+def resized(batch):
+    batch.resize("x", (2, 1))[...] = 1
+    batch.resize("y", (2,))[...] = 1
+
+
+@EITHER
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_were_not_written_are_found_by_the_check_of_values(processes, workers):
+    if workers == 0 and processes:
+        pytest.skip("a feed without workers has no processes")
+    options = {"batches": 3, "processes": processes, "workers": workers, "check": "values"}
+    with tn.Feed(short_last, FIELDS, **options) as feed:
+        batches = iter(feed)
+        assert next(batches).index == 0
+        text = r"row 2 of field 'x' of batch 1 of epoch 0 was not written.*batch\.rows"
+        with pytest.raises(tn.OpError, match=text):
+            next(batches)
+    for fill in (short_last_with_rows, resized):
+        with tn.Feed(fill, FIELDS, **options) as feed:
+            assert sum(1 for _ in feed) == 3
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "u1", "i2", "u4", "i8", "f2", "f4", "f8", "bfloat16", "float8_e4m3fn", "c8", "c16"]
+)
+@pytest.mark.parametrize("gap", [(0, 8), (5, 13), (56, 64), (0, 64), None])
+def test_a_part_of_any_dtype_that_was_not_written_is_found(dtype, gap):
+    place, end = gap or (64, 64)
+
+    def fill(batch):
+        x = tn.asarray(batch.x).view("u1").numpy().reshape(64, -1)
+        x[:place] = x[end:] = np.random.default_rng(batch.seed).integers(0, 2, x.shape)[:place].max(initial=0)
+
+    with tn.Feed(fill, {"x": (dtype, (64,))}, batches=20, check="values") as feed:
+        if gap is None:
+            assert sum(1 for _ in feed) == 20
+        else:
+            with pytest.raises(tn.OpError, match=f"row {place} of field 'x' of batch 0"):
+                list(feed)
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from .. import _core
 from .._core import Schema
 from .._typing import DTypeLike
 
-FieldsLike = Mapping[str, tuple[DTypeLike, int | tuple[int, ...]]] | Schema
+FieldLike = tuple[DTypeLike, int | tuple[int, ...]] | tuple[DTypeLike, int | tuple[int, ...], Literal["kept"]]
+FieldsLike = Mapping[str, FieldLike] | Schema
 
 
-def described(fields: Any, what: str) -> list[tuple[str, Any, Any]]:
+def described(fields: Any, what: str, has_kept: bool = False) -> list[tuple[Any, ...]]:
     """(name, dtype, shape) of the fields of a `Schema` or of a mapping of names to (dtype, shape). The
-    extension checks dtypes and shapes."""
+    extension checks dtypes and shapes. has_kept: a field may have "kept" as a third part."""
     if isinstance(fields, Schema):
         return list(fields.fields)
     found = []
     for name, field in named(fields, what, "(dtype, shape)"):
-        if not isinstance(field, tuple | list) or len(field) != 2:
-            raise TypeError(f"field {name!r} of {what} is {field!r}: it must be (dtype, shape)")
+        parts = tuple(field) if isinstance(field, tuple | list) else ()
+        if len(parts) != 2 and not (has_kept and parts[2:] == ("kept",)):
+            kept = " or (dtype, shape, 'kept')" if has_kept else ""
+            raise TypeError(f"field {name!r} of {what} is {field!r}: it must be (dtype, shape){kept}")
         found.append((name, *field))
     return found
 
@@ -49,7 +52,12 @@ def _is_utf8(text: str) -> bool:
 
 def checks_fields() -> bool:
     """Whether the environment makes it an error to pass on fields that were not written."""
-    return not {"1", "fields"}.isdisjoint(os.environ.get("TENON_DEBUG", "").split(","))
+    return not {"1", "fields", "values"}.isdisjoint(os.environ.get("TENON_DEBUG", "").split(","))
+
+
+def checks_values() -> bool:
+    """The same for parts of fields."""
+    return "values" in os.environ.get("TENON_DEBUG", "").split(",")
 
 
 def unwritten_text(what: str, variable: str, names: Sequence[str], unwritten: Sequence[str]) -> str:

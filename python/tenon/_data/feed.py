@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._array.fields import FieldsLike, checks_fields
+from .._array.fields import FieldsLike, checks_fields, checks_values
 from .._core import Batch, NativeFeed, Schema
 from .._errors import log, text_of
 from .._sync.function import CFunction
@@ -65,8 +65,10 @@ class Feed(Forms):
         the generator in its own thread when it requests a batch, without ``processes`` and ``fill_timeout``,
         and not for the loops of `worker`. Nothing is filled ahead.
     processes : bool or str
-        Use processes as workers. Native functions run in forks of this process, without Python. Python
-        generators run in processes of `multiprocessing`, with the given or the default start method. The
+        Use processes as workers. Native functions run in forks of this process, without Python, and take no
+        array constants that are not ``const``. Python generators run in processes of `multiprocessing`, with
+        the given or the default start method. Before each batch, the global generators of `random`, NumPy and
+        PyTorch are seeded there from the seed of the batch; threads leave those of the program alone. The
         slots then lie in memory that the workers map. If this process forks, the child sees that inherited
         slots are filled again, so copy what the child needs.
     batches : int, optional
@@ -81,8 +83,9 @@ class Feed(Forms):
     on_error : {"raise", "skip", "retry"}
         The behaviour if a generator fails at a batch, its process ends, or it takes longer than
         ``fill_timeout``. "raise": OpError at the position of the batch, and the epoch ends. "skip": the
-        consumer gets the next batch. "retry": the batch is filled again up to ``retries`` times, by a new
-        process if workers are processes, and by a new thread if a thread took too long.
+        consumer gets the next batch; if 1000 batches in a row fail, as "raise". "retry": the batch is filled
+        again up to ``retries`` times, by a new process if workers are processes, and by a new thread if a
+        thread took too long.
     retries : int
     fill_timeout : float, optional
         The seconds that a batch may take. Then a process is killed. A thread is abandoned with its slot, and
@@ -115,11 +118,13 @@ class Feed(Forms):
         deliver each batch of the epoch once. After `load_state_dict` they divide what is left of the epoch
         in the same way. If the number of batches is not a multiple of ``world_size``, the last ranks get one
         batch less.
-    check : bool, optional
+    check : bool or "values", optional
         Makes it an error of a Python generator if it passes on a batch of which a field was not written: the
-        fill did not use the array of the field, neither by access nor by assignment. Without the check,
-        ``feed.stats().unwritten`` counts such batches. None: as the environment says, where
-        ``TENON_DEBUG=fields`` and ``TENON_DEBUG=1`` mean True.
+        fill did not use the array of the field, neither by access nor by assignment. Without the check, the
+        first such batch is logged, and ``feed.stats().unwritten`` counts them. "values": also if a part of a
+        field was not written, as of a last batch without ``batch.rows``. Fields of `schema` that are "kept"
+        are not checked. None: as the environment says, where ``TENON_DEBUG=fields`` and ``TENON_DEBUG=1``
+        mean True, and ``TENON_DEBUG=values`` means "values".
     device : str
         Where batches are delivered: "cpu", on the slots, or on a device, for example "cuda:0". Then the feed
         copies filled slots to a ring of device slots, ahead of the consumer, while the consumer works on the
@@ -159,7 +164,7 @@ class Feed(Forms):
         shuffle: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        check: bool | None = None,
+        check: bool | Literal["values"] | None = None,
         device: str = "cpu",
         device_slots: int = 3,
     ) -> None:
@@ -207,7 +212,10 @@ class Feed(Forms):
             raise ValueError(
                 f"rank is {rank}, and world_size is {world_size}: a rank is a number from 0 to world_size - 1"
             )
-        check = checks_fields() if check is None else flag(check, "check")
+        if check is None:
+            check = "values" if checks_values() else checks_fields()
+        elif not isinstance(check, str) or check != "values":
+            check = flag(check, "check")
         if not isinstance(processes, str):
             processes = flag(processes, "processes")
         if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
@@ -242,7 +250,7 @@ class Feed(Forms):
         self._served: ServedFeed | None = None
         loop = _loop_of(generator, schema)
         has_state = loop is not None and loop.has_state
-        rules = Rules(check, batches, has_state)
+        rules = Rules(check, batches, has_state, seeds=bool(processes))
         self._inline: Inline | None = None
         self._workers: Workers | None = None
         if workers == 0 and isinstance(loop, EachBatch):

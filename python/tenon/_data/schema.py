@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._array.fields import FieldsLike, described
 from .._core import Batch, Schema
-from .._typing import DTypeLike
 
 
-def schema(**fields: tuple[DTypeLike, int | tuple[int, ...]]) -> Schema:
+def schema(**fields: tuple[Any, ...]) -> Schema:
     """The fields of a batch: ``schema(data=("f4", (64, 3, 32, 32)), label=("i8", (64,)))``.
 
     Axis 0 counts rows and has the same length in every field.
+
+    A field with a third part, ``mask=("u1", (64,), "kept")``, may keep elements of an earlier batch: a
+    generator need not write it. Other uses of a schema ignore this part.
 
     Raises
     ------
     ValueError
         No fields, different numbers of rows, a length below 1, a name that is an attribute of `Batch`.
     TypeError
-        A dtype that does not exist, or whose elements are not whole bytes.
+        A dtype that does not exist, or whose elements are not whole bytes; a part that is not "kept".
     """
     for name in fields:
         if name in dir(Batch):
@@ -30,4 +34,4 @@ def schema_of(fields: FieldsLike | None) -> Schema:
     """A schema, or what `schema` makes of a dict."""
     if isinstance(fields, Schema):
         return fields
-    return schema(**{name: (dtype, shape) for name, dtype, shape in described(fields, "schema")})
+    return schema(**{name: tuple(field) for name, *field in described(fields, "schema", has_kept=True)})

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike, unwritten_text
@@ -25,6 +25,8 @@ from .._sync.lease import where_views_are_kept
 from .._sync.plain_functions import refuse_generators
 from .._values import flag
 from .schema import schema_of
+from .seeds import seed_for_batch
+from .unwritten import MarkedFields
 
 if TYPE_CHECKING:
     import multiprocessing.context
@@ -38,6 +40,10 @@ _START_METHODS = ("fork", "spawn", "forkserver")
 HOW_TO_RESUME = (
     "Compute each batch from batch.index or batch.seed, or give the generator a state: the methods state() "
     "and restore(state) of a callable, tn.worker(schema, has_state=True) of a loop"
+)
+KEPT_HINT = (
+    ". If the generator is to leave elements of an earlier batch there, say so in the schema: "
+    '(dtype, shape, "kept"). This is logged once; feed.stats().unwritten counts such batches'
 )
 _LOOP_HINT = "loop over the batches that it gets, and assign to their fields: batch.x[...] = ..."
 
@@ -70,6 +76,7 @@ class WorkerBatch(Fields):
     _noun = "the batch"
     _native: NativeWorker | None  # None: the batch was passed on
     _rows: int
+    _kept: tuple[str, ...]
     _roots: dict[str, Any]  # the arrays of which the views are views
     _views: dict[str, Any]
     _ends_epoch: bool
@@ -84,6 +91,7 @@ class WorkerBatch(Fields):
         self.__dict__.update(
             _native=native,
             _names=schema.names,
+            _kept=schema.kept,
             _index=native.index,
             _seed=native.seed,
             _is_index_used=False,
@@ -180,7 +188,9 @@ class WorkerBatch(Fields):
 
     def _unwritten(self) -> list[str]:
         """The fields whose array was not requested. A batch without rows has no elements to be written."""
-        return [name for name in self._names if name not in self._views] if self._rows else []
+        if not self._rows:
+            return []
+        return [name for name in self._names if name not in self._views and name not in self._kept]
 
     def _end(self) -> None:
         self._native = None
@@ -202,6 +212,7 @@ class _Batches:
         self._first_state: bytes | None = None  # before the first batch
         self._last_state: bytes | None = None  # a loop that is called again continues from it
         self._is_new = False  # the loop was called again, and its state is not restored yet
+        self._marks = MarkedFields(native, schema) if rules.check == "values" else None
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._no_field(name))
@@ -232,6 +243,10 @@ class _Batches:
         self._batch = WorkerBatch(self._native, self._schema)
         if self._rules.has_state:
             self._bring_state()
+        if self._rules.seeds:
+            seed_for_batch(self._batch._seed)
+        if self._marks is not None:
+            self._marks.put()
         return self._batch
 
     def keep_state(self, state: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
@@ -294,14 +309,18 @@ class _Batches:
         batch = self._batch
         if batch is None:
             return
-        code = 0
+        code, text = 0, ""
         if batch._ends_epoch:
             code = _core.END_OF_EPOCH
         elif unwritten := batch._unwritten():
+            what = f"batch {batch._index} of epoch {batch.epoch}"
+            text = unwritten_text(what, "batch", batch.keys(), unwritten)
             if self._rules.check:
-                what = f"batch {batch._index} of epoch {batch.epoch}"
-                raise ValueError(unwritten_text(what, "batch", batch.keys(), unwritten))
+                raise ValueError(text)
+            text += KEPT_HINT
             code = _core.UNWRITTEN
+        elif self._marks is not None:
+            self._marks.check(batch)
         batch._let_go_of_all(frame)
         if code != _core.END_OF_EPOCH:
             self._note_index(batch)
@@ -309,7 +328,7 @@ class _Batches:
             self._save_state()
         batch._end()
         self._batch = None
-        self._native.answer(code, "")
+        self._native.answer(code, text)
 
     def fail(self, code: int, text: str) -> None:
         batch, self._batch = self._batch, None
@@ -360,9 +379,10 @@ class _Keeper(NamedTuple):
 class Rules(NamedTuple):
     """The rules for the loop of a worker."""
 
-    check: bool = False  # a batch is an error if a field of it was not written
+    check: bool | Literal["values"] = False  # a batch is an error if a field, or an element, was not written
     batches: int | None = None  # of an epoch. None: the loop decides where an epoch ends
     has_state: bool = False
+    seeds: bool = False  # before each batch, the global generators of random numbers are seeded
 
     def result_of(self, error: BaseException) -> tuple[int, str]:
         """Code and text of a fill that raised. StopIteration ends the epoch, unless its end is given."""

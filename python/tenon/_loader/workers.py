@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import random
 import time
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind as Kind
 
 from .._array.creation import empty
 from .._data.forms import itself
+from .._data.seeds import seed_generators
 from .._errors import traceback_text
 from . import packing
 from .generators import global_generators, set_generators, states_of
@@ -221,11 +221,10 @@ def collate(task: Task, samples: Any, writer: packing.Writer) -> Any:
 def seed_worker(task: Task, worker: int) -> None:
     """Seeds as PyTorch's workers are seeded, and tells ``get_worker_info``."""
     seed = task.base_seed + worker
-    random.seed(seed)
     torch_worker = torch.utils.data._utils.worker
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(task.base_seed, worker))
+    torch.manual_seed(seed)  # of devices, too
+    seed_generators(seed, torch_worker._generate_state(task.base_seed, worker))
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker, num_workers=task.num_workers, seed=seed, dataset=task.dataset
     )

@@ -74,10 +74,10 @@ def _check_debug() -> None:
     """Logs what is unknown in TENON_DEBUG, and would have no effect."""
     wanted = os.environ.get("TENON_DEBUG", "")
     for topic in wanted.split(","):
-        if topic not in ("", "0", "1", "leases", "fields"):
+        if topic not in ("", "0", "1", "leases", "fields", "values"):
             log.warning(
                 "TENON_DEBUG is %r: %r is unknown, and selects no checks of leases or fields. It must be 0, "
-                "1, or 'leases' and 'fields' with commas between them",
+                "1, or 'leases', 'fields' and 'values' with commas between them",
                 wanted,
                 topic,
             )
