@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import mmap
 import os
 import sys
@@ -25,6 +26,7 @@ from .epochs import Iteration
 from .forms import Forms
 from .resuming import check_state
 from .serving import (
+    CHANNEL_FIELDS,
     EPOCH_AT,
     HAS_BEGUN_AT,
     HEAD,
@@ -43,6 +45,7 @@ from .serving import (
     words_of,
 )
 
+_ALIGNMENT = 64  # of a field in a slot
 _LOOK_SECONDS = 0.02
 _SLICE_SECONDS = 1.0  # between two looks whether the server died when its end of the batch channel was closed
 _MAKING_SECONDS = 2.0  # that a head may take to be made
@@ -341,7 +344,7 @@ class AttachedFeed(Forms):
         told, nbytes, *numbers = notice.head.numpy().tolist()
         self._position.note(numbers, notice.state)
         self._position.has_gap = False
-        text = notice.text.numpy()[:nbytes].tobytes()
+        text = _part(notice.text, nbytes)
         self._round = told + 1
         notice.release()
         del notice
@@ -362,7 +365,7 @@ class AttachedFeed(Forms):
         self._has_batch = True
         self._round, epoch, index, attached, sequence = numbers[:5]
         self._check_wanted(sequence == 0)
-        attachment = item.attachment.numpy()[:attached].tobytes() if attached else b""
+        attachment = _part(item.attachment, attached) if attached else b""
         slots = self._opened().slots
         owner = (item, slots)
         arrays, k = [], HEAD
@@ -473,6 +476,7 @@ class _Slots:
         import numpy as np
 
         pid, self._at = about["pid"], about["at"]
+        self._pid: int = pid
         path, fd = f"/proc/{pid}/fd/{about['fd']}", -1
 
         def is_same(file: os.stat_result) -> bool:
@@ -494,6 +498,8 @@ class _Slots:
         try:
             if not is_same(os.fstat(fd)):
                 raise FileNotFoundError(f"process {pid}, which served feed {name!r}, has ended")
+            if not 0 < about["nbytes"] <= os.fstat(fd).st_size - self._at:
+                raise ValueError(f"feed {name!r} has slots that do not lie in the memory of process {pid}")
             access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
             self._mapping = mmap.mmap(
                 fd, about["nbytes"], flags=mmap.MAP_SHARED, prot=access, offset=self._at, **_WITHOUT_FILE
@@ -505,8 +511,15 @@ class _Slots:
         self._is_readonly = not is_writable
 
     def array(self, place: int, shape: list[int], dtype: Any, owner: Any) -> NDArray:
-        address = self._address + place - self._at
-        return from_pointer(address, shape, dtype, owner=owner, readonly=self._is_readonly)
+        """ValueError if it does not lie in the slots: another process has written the numbers."""
+        offset = place - self._at
+        nbytes = (math.prod(shape) * dtype.bits * dtype.lanes + 7) // 8
+        if min(shape, default=0) < 0 or not 0 <= offset <= self._nbytes - nbytes or offset % _ALIGNMENT:
+            raise ValueError(
+                f"process {self._pid} has sent an array of shape {tuple(shape)} and dtype {dtype} at byte "
+                f"{offset} of its feed's {self._nbytes} bytes: it does not lie there"
+            )
+        return from_pointer(self._address + offset, shape, dtype, owner=owner, readonly=self._is_readonly)
 
 
 class _Position:
@@ -523,7 +536,7 @@ class _Position:
         """numbers, states: of an item, as `ServedFeed.put_position` returns and writes them."""
         epoch, place, is_indexed, nbytes = numbers
         if nbytes:
-            self.state = position_of(states.numpy()[:nbytes].tobytes())
+            self.state = position_of(_part(states, nbytes))
             return
         self.state = {"epoch": epoch, "next": place} | self.identity
         if not is_indexed:
@@ -546,6 +559,14 @@ class _Link(NamedTuple):
     seek_channel: Channel
 
 
+def _part(field: NDArray, nbytes: int) -> bytes:
+    """The first bytes of a field of an item. ValueError if it has fewer: another process has written the
+    number."""
+    if not 0 <= nbytes <= field.nbytes:
+        raise ValueError(f"an item of a feed is damaged: it counts {nbytes} bytes of {field.nbytes}")
+    return bytes(field.numpy()[:nbytes])
+
+
 def _become_consumer(channel: Channel) -> None:
     try:
         channel._native.wait(0)
@@ -557,15 +578,17 @@ def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:
     """The head of a feed, and the description in it."""
     began = time.monotonic()
     while True:
+        left = began + wait - time.monotonic()
         try:
             head = _core.attach(head_name(name))
         except FileNotFoundError:
-            if time.monotonic() - began < wait:
+            found = None if left > 0 else _fields_under(name)
+            # The server makes the batch channel before the head.
+            is_half_there = found == CHANNEL_FIELDS and left > -_MAKING_SECONDS
+            if left > 0 or is_half_there:
                 time.sleep(_LOOK_SECONDS)
                 continue
-            try:
-                _core.attach(name)
-            except FileNotFoundError:
+            if found is None or found == CHANNEL_FIELDS:
                 raise FileNotFoundError(
                     f"no feed is served under the name {name!r} by a process of this user that is seen here"
                 ) from None
@@ -573,9 +596,21 @@ def _find(name: str, wait: float) -> tuple[NDArray, dict[str, Any]]:
         about = _read_head(head)
         if about is not None:
             return head, about
-        if time.monotonic() - began > wait + _MAKING_SECONDS:
+        if left < -_MAKING_SECONDS:
             raise ValueError(f"{head_name(name)!r} is shared, but is not the head of a feed")
         time.sleep(_LOOK_SECONDS)
+
+
+def _fields_under(name: str) -> list[str] | None:
+    """The fields of the channel with this name; []: something else has it; None: nothing has."""
+    try:
+        memory = _core.attach(name)
+    except FileNotFoundError:
+        return None
+    try:
+        return [field for field, _, _ in _core.NativeChannel.open(memory).fields()]
+    except ValueError:
+        return []
 
 
 def _read_head(head: NDArray) -> dict[str, Any] | None:

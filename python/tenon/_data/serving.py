@@ -60,6 +60,7 @@ WORDS = 8
     PLACE_AT,
 ) = range(WORDS)
 TEXT_NBYTES = 16384  # of a failure
+CHANNEL_FIELDS = ["head", "attachment", "state"]  # of the batch channel
 HEAD = 9  # numbers of an item of the batch channel before those of its fields
 
 SEEKS = 64  # states that consumers have loaded, and that the server has not read
@@ -343,10 +344,10 @@ class ServedFeed:
         axes = [len(shape) for _, _, shape in feed.schema.fields]
         room = max(1, feed._attachment_nbytes)
         states = feed._states_nbytes()
+        lengths = HEAD + len(axes) + sum(axes), room, states
         fields = {
-            "head": ("i8", (HEAD + len(axes) + sum(axes),)),
-            "attachment": ("u1", (room,)),
-            "state": ("u1", (states,)),
+            name: (dtype, (n,))
+            for name, dtype, n in zip(CHANNEL_FIELDS, ("i8", "u1", "u1"), lengths, strict=True)
         }
         # These openings have no role: the channels are opened for each use, and then closed.
         self._batch_channel = Channel(
