@@ -221,7 +221,8 @@ typedef struct tenon_memory {
 TENON_API tenon_status tenon_array_move_out(tenon_array* array, const char* site, tenon_memory* out,
                                             tenon_error* error);
 
-/* The site at which the memory of the array was moved out ("" if unknown); NULL if it was not moved. */
+/* The site at which the memory of the array was moved out ("" if it is unknown, or if there never was memory:
+ * tenon_shared_receive); NULL if it was not moved. */
 TENON_API const char* tenon_array_moved_at(const tenon_array* array);
 
 /* An array with the same shape and dtype on new, zeroed memory. For a caller that overwrites all elements and

@@ -87,6 +87,19 @@ TENON_API tenon_status tenon_shared_revoke(tenon_array* array, uint32_t* count, 
  * not a handle), NO_MEMORY, SYSTEM. */
 TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** out,
                                          tenon_error* error);
+/* The same for transports whose receiver must not fail: if the array cannot be opened, *out is an array of
+ * its dtype and shape that has no memory, and each use of it fails with the error. Fails with VALUE (the
+ * bytes are not a handle), NO_MEMORY. \since 0.6 */
+TENON_API tenon_status tenon_shared_receive(const void* data, uint64_t nbytes, tenon_array** out,
+                                            tenon_error* error);
+/* Keeps the memory of a handle that another process has sent, and that may end, in place of that process:
+ * until a process opens the handle, or timeout_ns have passed. is_kept receives 0 if it was opened already;
+ * may be NULL. A handle that tenon_handle_limit refuses for its number is kept until this process ends. Fails
+ * as tenon_shared_open. \since 0.6 */
+TENON_API tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns,
+                                              int32_t* is_kept, tenon_error* error);
+/* 1: no process has opened a handle that this process has sent, so it keeps the memory. \since 0.6 */
+TENON_API int32_t tenon_handle_is_unopened(const void* data, uint64_t nbytes);
 
 /* ------------------------------------------------------------------------ turns between processes */
 

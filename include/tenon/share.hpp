@@ -93,6 +93,21 @@ inline Array open(std::span<const std::byte> handle) {
   return Array::steal(detail::call_for<tenon_array*>(
       tenon_shared_open, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size())));
 }
+// The same, but if the array cannot be opened, an array whose uses fail.
+inline Array receive(std::span<const std::byte> handle) {
+  return Array::steal(detail::call_for<tenon_array*>(
+      tenon_shared_receive, static_cast<const void*>(handle.data()), static_cast<uint64_t>(handle.size())));
+}
+// Keeps the memory of a handle of another process in its place, for the timeout at most. False: it was
+// opened.
+inline bool take_over_handle(std::span<const std::byte> handle, std::chrono::nanoseconds timeout) {
+  return detail::call_for<int32_t>(tenon_handle_take_over, static_cast<const void*>(handle.data()),
+                                   static_cast<uint64_t>(handle.size()),
+                                   static_cast<int64_t>(timeout.count())) != 0;
+}
+inline bool is_unopened(std::span<const std::byte> handle) noexcept {
+  return tenon_handle_is_unopened(handle.data(), handle.size()) != 0;
+}
 
 namespace detail {
 struct TextFree {

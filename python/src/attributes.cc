@@ -60,6 +60,7 @@ PyObject* get_itemsize(PyObject*, const tenon_array_desc& d) {
 PyObject* get_data_ptr(PyObject* self, const tenon_array_desc& d) {
   const char* const at = tenon_array_moved_at(array_of(self));
   if (at == nullptr) return PyLong_FromVoidPtr(d.data);
+  if (*at == '\0') (void)share(self).unchecked();  // without memory: fails with the reason
   throw Error(TENON_ERR_MOVED, std::string("the array has no address: its memory was moved out at ") + at);
 }
 PyObject* get_writable(PyObject*, const tenon_array_desc& d) {

@@ -42,6 +42,23 @@ Array open_array(nb::bytes handle) {
   return open(bytes);
 }
 
+Array receive_array(nb::bytes handle) {
+  const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
+  const nb::gil_scoped_release release;
+  return receive(bytes);
+}
+
+bool take_over(nb::bytes handle, Seconds timeout) {
+  const std::chrono::nanoseconds after(timeout.nanoseconds());  // with the GIL
+  const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
+  const nb::gil_scoped_release release;
+  return take_over_handle(bytes, after);
+}
+
+bool is_handle_unopened(nb::bytes handle) {
+  return is_unopened({static_cast<const std::byte*>(handle.data()), handle.size()});
+}
+
 void limit_sent(nb::bytes handle, uint32_t receiver, Seconds timeout) {
   const std::chrono::nanoseconds after(timeout.nanoseconds());  // with the GIL
   const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
@@ -71,23 +88,16 @@ void add_share(nb::module_& module) {
         const nb::gil_scoped_release release;
         return attach(name, is_readonly);
       },
-      nb::arg("name"), nb::arg("readonly") = false,
-      "The array that a process of this user shares under a name.\n\n"
-      "Parameters\n----------\n"
-      "name : str\n"
-      "readonly : bool\n"
-      "    The array is read-only. The memory is mapped read-only, too, unless this process has mapped it "
-      "writable\n    already: so a write by native code ends the process.\n\n"
-      "Returns\n-------\nNDArray\n    An array on the same memory, in C order.\n\n"
-      "Raises\n------\n"
-      "FileNotFoundError\n    No running process of this user shares an array under the name, or only "
-      "processes in another\n    PID namespace do.\n"
-      "ValueError\n    The memory is damaged, or was made by another version of Tenon.\n"
-      "TimeoutError\n    Other processes were making or opening the name for 5 s.\n"
-      "MemoryError, OSError\n    No address space, or no file descriptor, is left.\n");
+      nb::arg("name"), nb::arg("readonly") = false);
   module.def("send_array", send_array, nb::arg("array"), nb::sig("def send_array(array: NDArray) -> bytes"));
   module.def("open_array", open_array, nb::arg("handle"),
              nb::sig("def open_array(handle: bytes) -> NDArray"));
+  module.def("receive_array", receive_array, nb::arg("handle"),
+             nb::sig("def receive_array(handle: bytes) -> NDArray"));
+  module.def("take_over_handle", take_over, nb::arg("handle"), nb::arg("timeout"),
+             nb::sig("def take_over_handle(handle: bytes, timeout: float) -> bool"));
+  module.def("is_handle_unopened", is_handle_unopened, nb::arg("handle"),
+             nb::sig("def is_handle_unopened(handle: bytes) -> bool"));
   module.def("limit_handle", limit_sent, nb::arg("handle"), nb::arg("receiver"), nb::arg("timeout").none(),
              nb::sig("def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None"));
   module.def(

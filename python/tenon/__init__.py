@@ -40,12 +40,11 @@ from ._array.creation import (
 from ._array.exchange import to_dlpack_for_read, to_dlpack_for_write
 from ._array.files import load, save
 from ._array.registrations import register as _register
-from ._array.share import Handle, Shared
+from ._array.share import Handle, Shared, attach
 from ._core import (
     Batch,
     NDArray,
     Schema,
-    attach,
     bfloat16,
     complex64,
     complex128,

@@ -977,38 +977,17 @@ def device_statistics() -> dict[str, int]:
 
 def create_shared(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int, device: str) -> NDArray: ...
 
-def attach(name: str, readonly: _bool = False) -> NDArray:
-    """
-    The array that a process of this user shares under a name.
-
-    Parameters
-    ----------
-    name : str
-    readonly : bool
-        The array is read-only. The memory is mapped read-only, too, unless this process has mapped it writable
-        already: so a write by native code ends the process.
-
-    Returns
-    -------
-    NDArray
-        An array on the same memory, in C order.
-
-    Raises
-    ------
-    FileNotFoundError
-        No running process of this user shares an array under the name, or only processes in another
-        PID namespace do.
-    ValueError
-        The memory is damaged, or was made by another version of Tenon.
-    TimeoutError
-        Other processes were making or opening the name for 5 s.
-    MemoryError, OSError
-        No address space, or no file descriptor, is left.
-    """
+def attach(name: str, readonly: _bool = False) -> NDArray: ...
 
 def send_array(array: NDArray) -> bytes: ...
 
 def open_array(handle: bytes) -> NDArray: ...
+
+def receive_array(handle: bytes) -> NDArray: ...
+
+def take_over_handle(handle: bytes, timeout: float) -> _bool: ...
+
+def is_handle_unopened(handle: bytes) -> _bool: ...
 
 def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None: ...
 

@@ -41,6 +41,9 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           " in the body of an op that has not declared it: name it in reads= of the push, or in writes= if "
           "the op writes to it");
     case Conflict::Reason::kMoved: {
+      if (const Error* const why = array != nullptr ? array->why_lost() : nullptr) {
+        return Error(why->code(), concat(what, ": ", why->what()), why->op_code());
+      }
       const char* const at = array != nullptr ? array->storage().moved_at() : nullptr;
       return make_error(Code::kMoved, what, ": its memory was moved out",
                         at != nullptr && *at != '\0' ? concat(" at ", at) : "",

@@ -2,7 +2,9 @@
 #include "array/array.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
+#include <utility>
 
 #include "array/device_copy.h"
 #include "base/error.h"
@@ -191,6 +193,27 @@ Ref<Array> Array::over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t f
   layout.flags = flags;
   layout.shape = shape;
   return make(std::move(storage), layout);
+}
+
+namespace {
+
+void end_lost(void* why) { delete static_cast<Error*>(why); }
+
+}  // namespace
+
+Ref<Array> Array::lost(DType dtype, Dims shape, uint32_t flags, tenon_device device, const Error& why) {
+  auto owned = std::make_unique<Error>(why);
+  Ref<Storage> storage = Storage::lost(nbytes_of(dtype, shape, flags), owned.get(), end_lost, device);
+  (void)owned.release();
+  return over(std::move(storage), dtype, shape, flags);
+}
+
+const Error* Array::why_lost() const noexcept {
+  return static_cast<const Error*>(storage().owner_with(end_lost));
+}
+
+void Array::check_memory() const {
+  if (const Error* const why = why_lost()) throw Error(*why);
 }
 
 struct Array::Checked {

@@ -10,6 +10,7 @@
 
 #include "array/dtype.h"
 #include "array/shape.h"
+#include "base/error.h"
 #include "base/ref.h"
 #include "base/trace.h"
 #include "memory/storage.h"
@@ -47,6 +48,13 @@ class Array {
 
   // An array in C order on the first bytes of a storage. Requires: they fit.
   static Ref<Array> over(Ref<Storage> storage, DType dtype, Dims shape, uint32_t flags);
+
+  // An array in C order that has no memory: each use fails with this error.
+  static Ref<Array> lost(DType dtype, Dims shape, uint32_t flags, tenon_device device, const Error& why);
+  // Why it has no memory; null: it has memory, or that was moved out.
+  const Error* why_lost() const noexcept;
+  // Fails with why_lost(), for functions that read the memory without a lease.
+  void check_memory() const;
 
   // tenon_array_adopt and tenon_array_alias (may return null). born: as Memory::born. If Tenon knows some of
   // the bytes already, adopt() waits for born.

@@ -59,6 +59,8 @@ const std::map<std::string, Call>& entries() {
       ENTRY(tenon_shared_attach),
       ENTRY(tenon_shared_send),
       ENTRY(tenon_shared_open),
+      ENTRY(tenon_shared_receive),
+      ENTRY(tenon_handle_take_over),
       ENTRY(tenon_shared_describe),
       ENTRY(tenon_shared_collect),
       ENTRY(tenon_arena_create),

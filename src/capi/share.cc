@@ -60,6 +60,14 @@ char* document_out(Json json) {
   return copy;
 }
 
+HandleLimits limits_of(const os::Process& receiver, int64_t timeout_ns) noexcept {
+  HandleLimits limits{receiver};
+  if (timeout_ns >= 0 && __builtin_add_overflow(now_ns(), timeout_ns, &limits.until_ns)) {
+    limits.until_ns = INT64_MAX;
+  }
+  return limits;
+}
+
 }  // namespace
 
 extern "C" {
@@ -102,18 +110,16 @@ tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, i
                                 tenon_error* error) {
   return guarded(error, [&] {
     not_null(handle, "handle");
-    HandleLimits limits;
+    os::Process process;
     if (receiver != 0) {
-      limits.receiver = {receiver, os::start_of(receiver)};
-      if (limits.receiver.start == 0) {
+      process = {receiver, os::start_of(receiver)};
+      if (process.start == 0) {
         throw_error(Code::kNotFound, "there is no process ", receiver, " to receive a shared array");
       }
     }
-    if (timeout_ns >= 0 && __builtin_add_overflow(now_ns(), timeout_ns, &limits.until_ns)) {
-      limits.until_ns = INT64_MAX;
-    }
     const size_t nbytes = std::min<size_t>(handle->nbytes, sizeof handle->data);
-    Segments::instance().limit({reinterpret_cast<const std::byte*>(handle->data), nbytes}, limits);
+    Segments::instance().limit({reinterpret_cast<const std::byte*>(handle->data), nbytes},
+                               limits_of(process, timeout_ns));
   });
 }
 
@@ -131,6 +137,33 @@ tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** 
     not_null(out, "out");
     *out = capi::wrap(Segments::instance().open({static_cast<const std::byte*>(data), nbytes}));
   });
+}
+
+tenon_status tenon_shared_receive(const void* data, uint64_t nbytes, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(data, "data");
+    not_null(out, "out");
+    *out = capi::wrap(Segments::instance().open_or_lose({static_cast<const std::byte*>(data), nbytes}));
+  });
+}
+
+tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns, int32_t* is_kept,
+                                    tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(data, "data");
+    const std::span handle{static_cast<const std::byte*>(data), nbytes};
+    const bool has_it = Segments::instance().take_over(handle, limits_of({}, timeout_ns));
+    if (is_kept != nullptr) *is_kept = has_it ? 1 : 0;
+  });
+}
+
+int32_t tenon_handle_is_unopened(const void* data, uint64_t nbytes) {
+  bool is_unopened = false;
+  (void)guarded(nullptr, [&] {
+    not_null(data, "data");
+    is_unopened = Segments::instance().is_unopened({static_cast<const std::byte*>(data), nbytes});
+  });
+  return is_unopened ? 1 : 0;
 }
 
 int64_t tenon_set_lock_timeout(int64_t timeout_ns) { return set_gate_timeout_ns(timeout_ns); }

@@ -130,6 +130,7 @@ Ref<Arena> Arena::of(Ref<Array> memory) {
   auto arena = Ref<Arena>::adopt(new Arena);
   arena->memory_ = std::move(memory);
   const Array& bytes = *arena->memory_;
+  bytes.check_memory();
   const uint64_t nbytes = bytes.desc().nbytes;
   auto* const state = reinterpret_cast<ArenaState*>(bytes.data());
   const bool has_room = !bytes.is_on_device() && bytes.shape().size() == 1 && bytes.desc().itemsize == 1 &&

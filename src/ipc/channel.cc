@@ -95,6 +95,7 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
 Ref<Channel> Channel::of(Ref<Array> memory) {
   auto channel = Ref<Channel>::adopt(new Channel);
   channel->is_closed_.store(true, std::memory_order_relaxed);
+  memory->check_memory();
   const uint64_t nbytes = memory->desc().nbytes;
   auto* const state = reinterpret_cast<ChannelState*>(memory->data());
   const bool has_room = !memory->is_on_device() && memory->shape().size() == 1 &&

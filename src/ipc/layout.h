@@ -220,6 +220,11 @@ struct SentNumber {
   static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
     return nth << 8 | (participant + 1);
   }
+  // The number of the same handle after another participant has taken it over.
+  static constexpr uint32_t by(uint32_t number, uint32_t participant) noexcept {
+    return (number & ~0xffu) | (participant + 1);
+  }
+  static constexpr bool is_same(uint32_t a, uint32_t b) noexcept { return a >> 8 == b >> 8; }
   static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
     return (number & 0xff) == participant + 1;
   }

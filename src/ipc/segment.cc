@@ -314,6 +314,18 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
   return true;
 }
 
+namespace {
+
+// False: the block has no unopened handle of this number.
+bool replace_sent(Block& block, uint32_t number, uint32_t by) noexcept {
+  return std::any_of(std::begin(block.sent), std::end(block.sent), [&](auto& entry) {
+    uint32_t expected = number;
+    return exchange(entry, expected, by);
+  });
+}
+
+}  // namespace
+
 uint32_t Segment::send(uint32_t index) noexcept {
   Block& b = block(index);
   const uint32_t self = participant_->index();
@@ -362,7 +374,7 @@ bool Segment::end_limited() noexcept {
   }
   const std::scoped_lock uses(uses_lock_);
   for (const Limited& sent : over) {
-    receive(sent.block, sent.number);
+    (void)replace_sent(block(sent.block), sent.number, 0);
     std::erase_if(limited_,
                   [&](const Limited& l) { return l.block == sent.block && l.number == sent.number; });
   }
@@ -380,6 +392,27 @@ bool Segment::has_sent() const noexcept {
   return false;
 }
 
+bool Segment::take_over(uint32_t index, uint32_t number, const HandleLimits& limits) {
+  Block& b = block(index);
+  const uint32_t self = participant_->index();
+  if (self == Participant::kNone) return false;
+  if (number == 0) {  // it is only counted, and has no limit
+    if (count_of_sent_more(look(b.sent_more)) == 0) return false;
+    set_bit(b.sent_more_by, self);
+    return count_of_sent_more(look(b.sent_more)) != 0;
+  }
+  const uint32_t own = SentNumber::by(number, self);
+  return replace_sent(b, number, own) && limit(index, own, limits);
+}
+
+bool Segment::is_unopened(uint32_t index, uint32_t number) const noexcept {
+  if (index >= header_.blocks) return false;
+  const Block& b = block(index);
+  if (number == 0) return count_of_sent_more(look(b.sent_more)) != 0;
+  return std::any_of(std::begin(b.sent), std::end(b.sent),
+                     [number](const auto& entry) { return look(entry) == number; });
+}
+
 void Segment::receive(uint32_t index, uint32_t number) noexcept {
   Block& b = block(index);
   if (number == 0) {
@@ -388,9 +421,10 @@ void Segment::receive(uint32_t index, uint32_t number) noexcept {
     }
     return;
   }
-  for (auto& entry : b.sent) {
-    uint32_t expected = number;
-    if (exchange(entry, expected, 0u)) return;
+  if (replace_sent(b, number, 0)) return;
+  for (auto& entry : b.sent) {  // another process may have taken it over
+    uint32_t expected = look(entry);
+    if (SentNumber::is_same(expected, number) && exchange(entry, expected, 0u)) return;
   }
 }
 

@@ -127,6 +127,10 @@ class Segment {
   uint32_t send(uint32_t block) noexcept;
   // The handle was opened.
   void receive(uint32_t block, uint32_t number) noexcept;
+  // A handle that another process has sent becomes one of this process, with these limits. False: it was
+  // opened.
+  bool take_over(uint32_t block, uint32_t number, const HandleLimits& limits);
+  bool is_unopened(uint32_t block, uint32_t number) const noexcept;
   // A handle of this process is unopened.
   bool has_sent() const noexcept;
   // Ends the effect of this process' unopened handles on a block. Returns how many there were.

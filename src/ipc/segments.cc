@@ -539,6 +539,7 @@ bool Segments::is_shared(const Array& array) noexcept { return use_of(array) != 
 
 const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
   const BlockUse* const use = use_of(array);
+  array.check_memory();
   if (use == nullptr) {
     throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
                 " does not lie in shared memory: make it with shared=");
@@ -626,6 +627,39 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
+  Ref<Array> array = open(handle);
+  use_of(*array)->segment->receive(handle.block, handle.number);
+  return array;
+}
+
+Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
+  try {
+    return open(bytes);
+  } catch (const Error& why) {
+    const ArrayHandle handle = ArrayHandle::decode(bytes);
+    check_dtype(handle.dtype);
+    const uint32_t flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
+    return Array::lost(handle.dtype, handle.shape, flags, {TENON_CPU, 0}, why);
+  }
+}
+
+bool Segments::take_over(std::span<const std::byte> bytes, const HandleLimits& limits) {
+  const ArrayHandle handle = ArrayHandle::decode(bytes);
+  const Ref<Array> array = open(handle);
+  if (!use_of(*array)->segment->take_over(handle.block, handle.number, limits)) return false;
+  nudge();
+  return true;
+}
+
+bool Segments::is_unopened(std::span<const std::byte> bytes) {
+  const ArrayHandle handle = ArrayHandle::decode(bytes);
+  const std::scoped_lock locked(lock_);
+  const Segment* const segment = open_.find(handle.segment);
+  return segment != nullptr && segment->is_unopened(handle.block, handle.number);
+}
+
+// The handle stays unopened. The result lies on the segment.
+Ref<Array> Segments::open(const ArrayHandle& handle) {
   if (handle.boot != os::boot()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it lies in the memory of another machine, or was lost at "
@@ -662,10 +696,7 @@ Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   if (!array && is_inside && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
     array = Array::over(storage, handle.dtype, handle.shape, adoption.flags);
   }
-  if (array) {
-    segment.receive(handle.block, handle.number);
-    return array;
-  }
+  if (array) return array;
   throw_error(Code::kValue,
               "this is not a handle of a shared array: its elements do not lie in the memory that it names");
 }

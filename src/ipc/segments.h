@@ -64,6 +64,14 @@ class Segments {
   // Fails with kNotFound (the array does not exist any more, or cannot be reached: the message says why),
   // kValue (not a handle).
   Ref<Array> open(std::span<const std::byte> handle);
+  // The same, but if the array cannot be opened, an array whose uses fail. Fails with kValue (not a handle),
+  // std::bad_alloc.
+  Ref<Array> open_or_lose(std::span<const std::byte> handle);
+  // This process keeps the storage of a handle of another process, as if it had sent it, at most for so long.
+  // False: a process has opened it, or its sender has revoked it. Fails as open().
+  bool take_over(std::span<const std::byte> handle, const HandleLimits& limits);
+  // Whether no process has opened a handle that this process has sent.
+  bool is_unopened(std::span<const std::byte> handle);
 
   static bool is_shared(const Array& array) noexcept;
 
@@ -117,6 +125,7 @@ class Segments {
   Ref<Storage> storage_of(Use use, bool is_readonly);
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable,
                       OpenSegments::CloseUnused& opened);
+  Ref<Array> open(const ArrayHandle& handle);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
 
   bool end_unused_memory(tenon_device device);

@@ -63,6 +63,14 @@ Ref<Storage> KnownMemory::add_part(Storage& whole, const Memory& memory) {
   return add_to(memory, [&] { return &whole.region(); });
 }
 
+Ref<Storage> KnownMemory::add_lost(const Memory& memory) {
+  const Section section(*this);
+  sweep();
+  Ref<Storage> storage = add_to(memory, [&] { return &gone_; });
+  storage->moved_at_.store(Storage::kLost, std::memory_order_relaxed);
+  return storage;
+}
+
 void KnownMemory::end_parts(Storage& whole, Deleter deleter) noexcept {
   const Section section(*this);
   sweep();
@@ -155,7 +163,7 @@ bool KnownMemory::take_out(Storage& storage, const Request& request, const char*
 // One address belongs to the host or to a device, whatever is made of it.
 void KnownMemory::set_kind(Region& region, const Memory& memory) noexcept {
   const bool is_on_device = device::is_device_memory(memory.device);
-  if (region.is_plain() != is_on_device) return;
+  if (region.is_plain() != is_on_device || region.is_gone()) return;
   const std::scoped_lock lock(region.lock);
   region.set_memory(is_on_device ? Queue::Memory::kDevice : Queue::Memory::kHost);
 }

@@ -36,6 +36,8 @@ class KnownMemory {
   // See Storage::adopt_part and end_parts.
   Ref<Storage> add_part(Storage& whole, const Memory& memory);
   void end_parts(Storage& whole, Deleter deleter) noexcept;
+  // See Storage::lost.
+  Ref<Storage> add_lost(const Memory& memory);
 
   // A new storage for the memory of another one, which it keeps alive, on a region of its own that is not in
   // the map. Null: the memory was moved out.

@@ -139,6 +139,14 @@ void Storage::end_parts(Storage& whole, Deleter deleter) noexcept {
   KnownMemory::instance().end_parts(whole, deleter);
 }
 
+Ref<Storage> Storage::lost(size_t nbytes, void* owner, Deleter deleter, tenon_device device) {
+  // No address: it is aligned, and nothing reads it.
+  auto* const nowhere = reinterpret_cast<std::byte*>(kNowhere);
+  Memory memory{nowhere, nbytes, nowhere, nbytes, false, owner, deleter};
+  memory.device = device;
+  return KnownMemory::instance().add_lost(memory);
+}
+
 bool Storage::is_used() noexcept {
   Queue& queue = lock_home(home_);
   const bool is_used = queue.is_used(extent());
@@ -157,7 +165,8 @@ bool Storage::is_known(const std::byte* data, size_t nbytes) {
 [[gnu::hot]] void Storage::release() noexcept {
   if (!refs_.decrement()) return;
   void* const owner = owner_;
-  const Deleter deleter = moved_at() == nullptr ? deleter_ : nullptr;
+  const bool has_owner = moved_at() == nullptr || moved_at() == kLost;
+  const Deleter deleter = has_owner ? deleter_ : nullptr;
   const bool has_failures = region().has_failures.load(std::memory_order_relaxed);
   KnownMemory::instance().retire(this);  // from here on the object may be destroyed
   if (deleter != nullptr) {

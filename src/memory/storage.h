@@ -52,6 +52,8 @@ class Storage {
   // and gate, so that the new storage is on the same region. On failure the deleter does not run. Fails with
   // std::bad_alloc.
   static Ref<Storage> adopt_part(Storage& whole, const Memory& memory);
+  // A storage of so many bytes that has no memory. Each use is refused (Reason::kMoved). moved_at() is "".
+  static Ref<Storage> lost(size_t nbytes, void* owner, Deleter deleter, tenon_device device);
   // Refuses all later uses of the parts of these bytes that have this deleter (Reason::kNotHeld).
   static void end_parts(Storage& whole, Deleter deleter) noexcept;
   // Whether a request or a view uses its bytes.
@@ -99,6 +101,8 @@ class Storage {
 
  private:
   friend class KnownMemory;
+  static constexpr char kLost[] = "";  // moved_at_ of a storage without memory
+  static constexpr uintptr_t kNowhere = 4096;
   Storage(const Memory& memory, Region& region) noexcept;
 
   RefCount refs_;

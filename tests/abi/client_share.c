@@ -15,6 +15,7 @@ static void check_handles(void) {
   tenon_array *array = NULL, *again = NULL, *plain = NULL;
   tenon_handle handle;
   uint32_t count = 0;
+  int32_t is_kept = 0;
   CHECK(tenon_shared_create(f4, 2, shape, TENON_ZEROED, NULL, &array, &error) == TENON_OK);
   CHECK(tenon_array_is_shared(array));
   CHECK(tenon_shared_send(array, &handle, &error) == TENON_OK);
@@ -27,11 +28,23 @@ static void check_handles(void) {
   CHECK(tenon_shared_send(array, &handle, &error) == TENON_OK);
   CHECK(tenon_handle_limit(&handle, 0, 3600000000000, &error) == TENON_OK);
   CHECK(tenon_handle_limit(&handle, 0x7fffffff, -1, &error) == TENON_ERR_NOT_FOUND);
+  CHECK(tenon_handle_is_unopened(handle.data, handle.nbytes) == 1);
+  CHECK(tenon_handle_take_over(handle.data, handle.nbytes, 3600000000000, &is_kept, &error) == TENON_OK);
+  CHECK(is_kept == 1);
   CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 1);
+  CHECK(tenon_handle_is_unopened(handle.data, handle.nbytes) == 0);
+  CHECK(tenon_handle_take_over(handle.data, handle.nbytes, 0, &is_kept, &error) == TENON_OK && is_kept == 0);
   CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 0);
   tenon_array_release(array);
   CHECK(tenon_shared_open(handle.data, handle.nbytes, &plain, &error) == TENON_ERR_NOT_FOUND ||
         plain != NULL); /* the memory is given back soon, not at once */
+  tenon_array_release(plain);
+  plain = NULL;
+  handle.data[8] ^= 1; /* of another machine */
+  CHECK(tenon_shared_receive(handle.data, handle.nbytes - 1, &plain, &error) == TENON_ERR_VALUE);
+  CHECK(tenon_shared_receive(handle.data, handle.nbytes, &plain, &error) == TENON_OK);
+  CHECK(tenon_array_describe(plain)->shape[1] == 4 && !tenon_array_is_shared(plain));
+  CHECK(tenon_array_copy(plain, f4, &again, &error) == TENON_ERR_NOT_FOUND);
   tenon_array_release(plain);
   plain = NULL;
   CHECK(tenon_array_create(f4, 2, shape, (tenon_device){TENON_CPU, 0}, 0, &plain, &error) == TENON_OK);

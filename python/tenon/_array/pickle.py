@@ -5,6 +5,7 @@ the elements are a PickleBuffer; if the pickler takes it out of band, Tenon does
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from . import passing
 
 
 def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
@@ -25,6 +27,8 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
         popen = context.get_spawning_popen() if context is not None else None
         if popen is not None:
             _bindings.add(popen, handle)
+        elif array.device == "cpu":  # memory of another device ends with this process
+            passing.note(handle, math.inf, sys._getframe(1))
         return open_shared_array, (handle,)
     # Elements without gaps in another order of axes are sent in that order, and keep it.
     axes = _axes_in_memory(array)
@@ -113,12 +117,33 @@ _bindings = _Bindings()
 def open_shared_array(handle: bytes) -> _core.NDArray:
     """Opens the array of a handle, on the memory of the process that pickled it, without a copy.
 
-    Raises
-    ------
-    FileNotFoundError
-        No process has the array any more, or this is another machine, user or PID namespace.
-    """
-    return _core.open_array(handle)
+    If it cannot be opened, each use of the result raises the error. Nothing is raised here: threads and
+    processes of `multiprocessing.Pool` that unpickle take an OSError for the end of their pipe, and end."""
+    return _core.receive_array(handle)
+
+
+def opened_or_lost(
+    kind: type[Any], open_memory: Callable[[_core.NDArray], Any], memory: _core.NDArray
+) -> Any:
+    """``open_memory(memory)``, for pickles; if that fails, an object of this class whose every use raises the
+    error."""
+    try:
+        return open_memory(memory)
+    except Exception as error:
+        lost = object.__new__(_lost_class(kind))
+        object.__setattr__(lost, "why", (type(error), error.args))
+        return lost
+
+
+def _lost_class(kind: type[Any]) -> type[Any]:
+    def use(lost: Any, *_: object) -> Any:
+        error, arguments = object.__getattribute__(lost, "why")
+        raise error(*arguments)
+
+    def text(lost: Any) -> str:
+        return f"<tenon.{kind.__name__} that cannot be opened: {object.__getattribute__(lost, 'why')[1][0]}>"
+
+    return type(kind.__name__, (kind,), {"__getattribute__": use, "__setattr__": use, "__repr__": text})
 
 
 def rebuild_from_buffers(

@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
+import sys
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,6 +16,7 @@ from .. import _core
 from .._core import NDArray
 from .._typing import DTypeLike
 from .._values import INT32_MAX, count, flag, seconds, text_for_c
+from . import passing
 
 OnOwnerDied = Literal["raise", "ignore"] | Callable[[Any, Exception], object]
 
@@ -71,7 +76,7 @@ class Handle:
         ``receiver`` is not a process number. ``timeout`` is negative or NaN.
     """
 
-    __slots__ = ("_data",)
+    __slots__ = ("_data", "_until")
 
     def __init__(self, array: NDArray, *, receiver: int | None = None, timeout: float | None = None) -> None:
         limits = _limits(receiver, timeout)
@@ -87,6 +92,7 @@ class Handle:
         self._limit(*_limits(receiver, timeout))
 
     def _limit(self, receiver: int, timeout: float | None) -> None:
+        self._until = math.inf if timeout is None else time.monotonic() + timeout
         try:
             _core.limit_handle(self._data, receiver, timeout)
         except FileNotFoundError as error:
@@ -99,6 +105,7 @@ class Handle:
     def __reduce__(self) -> tuple[Any, ...]:
         from .pickle import open_shared_array
 
+        passing.note(self._data, self._until, sys._getframe(1))
         return open_shared_array, (self._data,)
 
 
@@ -106,6 +113,66 @@ def _limits(receiver: int | None, timeout: float | None) -> tuple[int, float | N
     """The limits for `limit_handle`."""
     pid = 0 if receiver is None else count(receiver, "receiver", 1, INT32_MAX)
     return pid, None if timeout is None else seconds(timeout, "timeout", ", or None")
+
+
+_HEAD_SUFFIX = ".feed"  # of the name of the array that describes a feed
+
+
+def attach(name: str, readonly: bool = False) -> NDArray:
+    """The array that a process of this user shares under a name.
+
+    Parameters
+    ----------
+    name : str
+    readonly : bool
+        The array is read-only. The memory is mapped read-only, too, unless this process has mapped it
+        writable already: so a write by native code ends the process.
+
+    Returns
+    -------
+    NDArray
+        An array on the same memory, in C order.
+
+    Raises
+    ------
+    FileNotFoundError
+        No running process of this user shares an array under the name, or only processes in another PID
+        namespace do.
+    ValueError
+        The name is that of a channel, an arena or a feed; the message names the call that opens it. Or the
+        memory is damaged, or was made by another version of Tenon.
+    TimeoutError
+        Other processes were making or opening the name for 5 s.
+    MemoryError, OSError
+        No address space, or no file descriptor, is left.
+    """
+    array = _core.attach(name, readonly)
+    kind = _kind_of(array)
+    if kind is None and name.endswith(_HEAD_SUFFIX):
+        name = name.removesuffix(_HEAD_SUFFIX)
+        kind = "Feed" if _kind_under(name) == "Channel" else None
+    elif kind == "Channel" and _kind_under(name + _HEAD_SUFFIX) == "array":
+        kind = "Feed"
+    if kind is None:
+        return array
+    raise ValueError(f"{name!r} is the name of no array: open it with tn.{kind}.attach({name!r})")
+
+
+def _kind_of(memory: NDArray) -> str | None:
+    if memory.ndim == 1 and memory.dtype.name == "uint8":
+        for kind, native in (("Channel", _core.NativeChannel), ("Arena", _core.NativeArena)):
+            with contextlib.suppress(ValueError):
+                native.open(memory)
+                return kind
+    return None
+
+
+def _kind_under(name: str) -> str | None:
+    """None: no process shares something under the name."""
+    try:
+        return _kind_of(_core.attach(name)) or "array"
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:

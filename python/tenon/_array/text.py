@@ -7,7 +7,7 @@ import html
 from math import prod
 
 from .. import _core
-from .._errors import OpError, OwnerDied
+from .._errors import OpError, OwnerDied, text_of
 
 _SHOWN_WHOLE = 1000  # elements up to which an array is printed whole
 _EDGE = 3  # rows shown at each end of an axis of a larger one
@@ -52,7 +52,7 @@ def array_repr(array: _core.NDArray) -> str:
     to which nothing else refers."""
     prefix = "tenon.array("
     moved_at = _core.moved_at(array)
-    if moved_at is not None:
+    if moved_at:  # "": it never had memory, or native code has moved it
         return _summary(array, f"moved to NumPy at {moved_at}")
     if array.device != "cpu" and not array.device.endswith("host"):
         return _summary(array, f"device={array.device!r}")
@@ -65,8 +65,8 @@ def array_repr(array: _core.NDArray) -> str:
         return _summary(array, f"failed: op {error.op!r}")
     except OwnerDied as error:
         return _summary(array, f"process {error.pid} died while it wrote it")
-    except Exception:
-        return _summary(array, _obstacle(array))
+    except Exception as error:
+        return _summary(array, _obstacle(array) if moved_at is None else text_of(error))
     try:
         text = _elements(array, prefix)
     except Exception:

@@ -179,7 +179,7 @@ class Arena:
         memory = self._native.memory()
         if memory is None or not memory.shared:
             raise TypeError("only shared arenas can be pickled: make it with shared=True")
-        return _open, (memory,)
+        return _received, (memory,)
 
     def _repr_html_(self) -> str:
         """For notebooks: the sizes, and the fields of each layout. It never raises and never waits."""
@@ -203,8 +203,11 @@ class Arena:
         return f"<tenon.Arena of {self.nbytes} bytes, {saved} less than side by side: {layouts}>"
 
 
-def _open(memory: NDArray) -> Arena:
-    return Arena._of(memory)
+def _received(memory: NDArray) -> Arena:
+    from .._array.pickle import opened_or_lost
+
+    arena: Arena = opened_or_lost(Arena, Arena._of, memory)
+    return arena
 
 
 def _array_over(buffer: Any) -> NDArray:

@@ -207,7 +207,7 @@ class Channel(ChannelCalls):
         return self._native.statistics()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open, (self._native.memory(), True)
+        return _received, (self._native.memory(),)
 
     def __deepcopy__(self, memo: object) -> Channel:
         return _open(self._native.memory(), True)  # as a copy and a pickle: the memory is shared
@@ -225,6 +225,13 @@ def _open(memory: NDArray, is_member: bool = False) -> Channel:
     channel = object.__new__(Channel)
     channel._is_member = is_member
     channel._open(_core.NativeChannel.open(memory))
+    return channel
+
+
+def _received(memory: NDArray) -> Channel:
+    from .._array.pickle import opened_or_lost
+
+    channel: Channel = opened_or_lost(Channel, lambda memory: _open(memory, True), memory)
     return channel
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _core
+from .._array import passing
 from .._errors import log
 from .._values import INT32_MAX, count, text_for_c
 
@@ -137,6 +138,7 @@ def _finish_with_multiprocessing() -> None:
 
     def register(_: Any = None) -> None:
         util.Finalize(None, _finish, exitpriority=0)
+        util.Finalize(None, passing.pass_on, exitpriority=-100)  # after the threads that feed queues
 
     util.register_after_fork(_finish_with_multiprocessing, register)
     process = sys.modules["multiprocessing.process"]

@@ -50,7 +50,7 @@ def shown():
 
 def is_gone(data):
     try:
-        pickle.loads(data)
+        pickle.loads(data).tolist()
     except FileNotFoundError:
         return True
     return False
@@ -218,7 +218,7 @@ def test_a_handle_that_is_refused_leaves_nothing_mapped_and_nothing_open(shared,
     until(lambda: is_gone(data))
     for _ in range(5):
         with pytest.raises(FileNotFoundError):
-            other.ask("pickle.loads(data)", data=data)
+            other.ask("pickle.loads(data).tolist()", data=data)
         assert other.ask(look) == before
 
 

@@ -246,10 +246,10 @@ def test_a_pickle_may_be_opened_twice(other, another):
 
 
 def gone(data):
-    """The error of unpickling after the array does not exist any more."""
+    """The error of the first use after the array does not exist any more."""
     for _ in range(600):
         try:
-            pickle.loads(data)
+            pickle.loads(data).tolist()
         except FileNotFoundError as error:
             return str(error)
         gc.collect()

@@ -168,3 +168,23 @@ def test_sharing_starts_no_process_and_makes_no_file(other):
     assert children == ""
     assert files_of_tenon() <= before
     assert not [entry for folder in ("/dev/shm", "/tmp") for entry in os.listdir(folder) if name in entry]
+
+
+def test_attach_opens_arrays_only_and_names_the_right_call(name):
+    things = {
+        "Channel": tn.Channel({"x": ("u1", (64,))}, name=name + "-c"),
+        "Arena": tn.Arena({"a": {"x": ("u1", (64,))}}, shared=name + "-a"),
+    }
+    for kind, suffix in (("Channel", "-c"), ("Arena", "-a")):
+        for readonly in (False, True):
+            with pytest.raises(ValueError, match=rf"tn\.{kind}\.attach\('{name + suffix}'\)"):
+                tn.attach(name + suffix, readonly)
+        assert getattr(tn, kind).attach(name + suffix) is not None
+    feed = tn.Feed(lambda batch: None, tn.schema(x=("u1", (8,))), shared=name)
+    with feed, feed.serve(background=True):
+        for one in (name, name + ".feed"):
+            with pytest.raises(ValueError, match=rf"tn\.Feed\.attach\('{name}'\)"):
+                tn.attach(one)
+    array = tn.zeros(4096, "u1", shared=name + ".feed")
+    assert tn.attach(name + ".feed").shape == array.shape
+    del things
