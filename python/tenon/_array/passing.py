@@ -87,11 +87,21 @@ def _peer(link: socket.socket) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------- the parent
 
 _listener: socket.socket | None = None
+_file = (0, 0)  # device and inode of it: a program may close all descriptors, and use the numbers again
 _thread: threading.Thread | None = None
 
 
+def _file_of(descriptor: socket.socket) -> tuple[int, int]:
+    """(0, 0): it is closed."""
+    try:
+        status = os.fstat(descriptor.fileno())
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
 def _listen() -> None:
-    global _listener
+    global _listener, _file
     if _listener is not None:
         return
     import socket
@@ -103,7 +113,7 @@ def _listen() -> None:
     except OSError:  # children then end as if the package were not imported here
         listener.close()
         return
-    _listener = listener
+    _listener, _file = listener, _file_of(listener)
 
 
 def _start() -> None:
@@ -114,7 +124,7 @@ def _start() -> None:
 
 
 def _serve(listener: socket.socket) -> None:
-    while True:
+    while _file_of(listener) == _file:
         try:
             link, _ = listener.accept()
         except OSError:
@@ -125,6 +135,10 @@ def _serve(listener: socket.socket) -> None:
             if _peer(link)[1] == os.getuid():
                 _take_over(link)
                 link.sendall(b".")
+    _forget_listener()
+    _listen()
+    with contextlib.suppress(RuntimeError):  # the interpreter ends
+        _start()
 
 
 def _take_over(link: socket.socket) -> None:
@@ -153,11 +167,17 @@ def _after_fork_in_parent() -> None:  # a thread that starts before the fork wou
         _start()
 
 
-def _after_fork_in_child() -> None:
+def _forget_listener() -> None:
     global _listener, _thread
-    if _listener is not None:
+    if _listener is not None and _file_of(_listener) == _file:
         _listener.close()
+    elif _listener is not None:
+        _listener.detach()
     _listener = _thread = None
+
+
+def _after_fork_in_child() -> None:
+    _forget_listener()
     _sent.clear()
 
 

@@ -184,3 +184,39 @@ def test_a_feed_is_told_of_the_end_of_its_workers(run, tmp_path):
         feed.close()
         check([])  # multiprocessing closes numbers
     """)
+
+
+def test_a_server_of_the_program_keeps_its_connections(run):
+    """It gets the number of the socket on which children pass handles."""
+    run(
+        """
+        import multiprocessing, socket
+        from tenon._array import passing
+
+        def end_of_a_child():
+            with socket.socket(socket.AF_UNIX) as link:
+                link.settimeout(600)
+                link.connect(passing._address(os.getpid()))
+                link.shutdown(socket.SHUT_WR)
+                assert link.recv(1) == b"."
+
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        number = passing._listener.fileno()
+        os.closerange(3, 10000)
+        servers = []
+        while not servers or servers[-1].fileno() < number:
+            servers.append(socket.create_server(("127.0.0.1", 0)))
+        end_of_a_child()  # the thread looks at its number after it
+        for server in servers:
+            with socket.create_connection(server.getsockname()):
+                time.sleep(0.01)
+                server.settimeout(10)
+                server.accept()[0].close()
+        while passing._listener is None or passing._listener.fileno() == number:
+            time.sleep(0.01)
+        end_of_a_child()
+        os.fstat(number)
+        """
+    )
