@@ -289,7 +289,8 @@ void add_worker(nb::module_& module) {
   module.attr("NO_BATCH") = static_cast<int32_t>(TENON_NO_BATCH);
   module.attr("END_OF_EPOCH") = static_cast<int32_t>(TENON_END_OF_EPOCH);
   module.attr("UNWRITTEN") = static_cast<int32_t>(TENON_UNWRITTEN);
-  nb::class_<NativeWorker>(module, "NativeWorker", "The native part of a worker's end of a feed.")
+  nb::class_<NativeWorker>(module, "NativeWorker", nb::is_weak_referenceable(),
+                           "The native part of a worker's end of a feed.")
       .def(nb::init<const std::string&, const NamedSchema&>(), nb::arg("link"), nb::arg("schema"))
       .def("next", &NativeWorker::next)
       .def_prop_ro("is_waiting", &NativeWorker::is_waiting)

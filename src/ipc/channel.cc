@@ -480,7 +480,9 @@ int Channel::descriptor(Access access) {
     watch = fresh.release();
     if (is_closed_.load(std::memory_order_relaxed)) watch->end();
   }
-  return watch->fd();
+  const int fd = watch->fd();
+  if (fd < 0) throw_error(Code::kSystem, "a channel has no descriptor: ", os::kLostText);
+  return fd;
 }
 
 Channel::~Channel() {

@@ -154,7 +154,7 @@ def test_an_unknown_value_of_the_debug_mode_is_logged(value, unknown):
     done = run("import tenon", TENON_DEBUG=value)
     assert done.returncode == 0
     assert f"TENON_DEBUG is {value!r}: {unknown} is unknown" in done.stderr
-    assert "'leases' and 'fields'" in done.stderr
+    assert "'leases', 'fields' and 'values'" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["", "0", "1", "leases", "fields,leases", "1,leases"])

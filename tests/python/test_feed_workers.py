@@ -708,9 +708,11 @@ def test_a_thread_whose_loop_is_ended_tells_the_consumer_why_at_each_batch(monke
 
 
 def test_a_thread_that_has_ended_is_told_to_the_consumer_at_once(monkeypatch):
+    have_started = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(tenon._data.workers, "run", lambda *_: None)
+        patch.setattr(tenon._data.workers, "run", lambda *_: have_started.wait(600))
         feed = tn.Feed(random_numbers(), workers=2, timeout=600)
+        have_started.set()
         for _ in range(2):
             with pytest.raises(tn.OpError, match=r"the thread of worker . has ended"):
                 next(iter(feed))

@@ -548,7 +548,8 @@ class Workers:
                 self._context = multiprocessing.get_context(processes if isinstance(processes, str) else None)
             _close_feeds_before_processes_end()
         self._processes: dict[int, Any] = {}
-        self._threads: list[tuple[threading.Thread, NativeWorker]] = []
+        # Weak: the end of the native part tells the consumer that the thread has ended.
+        self._threads: list[tuple[threading.Thread, weakref.ref[NativeWorker]]] = []
 
     def start(self, worker: int, link: str) -> int:
         setup = None if self._setup is None else functools.partial(self._setup, worker)
@@ -562,7 +563,8 @@ class Workers:
                 daemon=True,
             )
             thread.start()
-            self._threads = [one for one in self._threads if one[0].is_alive()] + [(thread, native)]
+            self._threads = [one for one in self._threads if one[0].is_alive()]
+            self._threads.append((thread, weakref.ref(native)))
             return 0
         process = self._context.Process(
             target=_run_process,
@@ -608,12 +610,16 @@ class Workers:
         runs no code of the generator may have longer: the machine is busy."""
         deadline = time.monotonic() + timeout
         others = [one for one in self._threads if one[0] is not threading.current_thread()]
-        for thread, native in others:
+        for thread, ref in others:
             thread.join(max(deadline - time.monotonic(), 0))
-            while native.is_waiting and thread.is_alive() and time.monotonic() < deadline + _LEAVE_SECONDS:
+            native = ref()
+            while native is not None and native.is_waiting and thread.is_alive():
+                if time.monotonic() > deadline + _LEAVE_SECONDS:
+                    break
                 thread.join(_LOOK_SECONDS)
-            if native.is_over:  # it runs what the generator does at its end
+            if native is not None and native.is_over:  # it runs what the generator does at its end
                 thread.join(_END_SECONDS)
+            native = None
         return sum(thread.is_alive() for thread, _ in others)
 
 

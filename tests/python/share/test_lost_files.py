@@ -99,7 +99,7 @@ def test_a_handle_is_not_opened_and_the_error_says_why(run):
         import subprocess
         a = tn.zeros(1000, shared=True)
         numbers = take_numbers()
-        code = "import pickle, sys, tenon; pickle.loads(bytes.fromhex(sys.argv[1]))"
+        code = "import pickle, sys, tenon; pickle.loads(bytes.fromhex(sys.argv[1])).tolist()"
         command = [sys.executable, "-c", code, pickle.dumps(a).hex()]
         print(subprocess.run(command, capture_output=True, text=True).stderr)
         check(numbers)
