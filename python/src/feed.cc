@@ -368,7 +368,8 @@ class NativeFeed {
   // What there is to say beside batches and failures.
   void report(const nb::object& warn) const {
     char text[1024];
-    while (tenon_feed_report_take(feed_->get(), text, sizeof text) != 0) warn(text);
+    while (tenon_feed_report_take(feed_->get(), text, sizeof text) != 0)
+      warn(nb::steal(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace")));
   }
 
   // Every slot is in the consumer's hands: no generator, and no work on streams, can end the wait.

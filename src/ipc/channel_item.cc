@@ -76,6 +76,7 @@ void Channel::send(Item& item) {
     // Consumers may have been told that the channel has ended.
     if (is_closed_.load(std::memory_order_relaxed))
       throw_error(Code::kClosed, "the channel was closed here before the item was sent");
+    take_role(kProducer);  // again, if this opening has left
     if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
   }
   if (failure) throw OpFailure(failure);

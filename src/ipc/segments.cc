@@ -627,9 +627,7 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
-  Ref<Array> array = open(handle);
-  use_of(*array)->segment->receive(handle.block, handle.number);
-  return array;
+  return open(handle, [&](Segment& segment) { segment.receive(handle.block, handle.number); });
 }
 
 Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
@@ -645,10 +643,12 @@ Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
 
 bool Segments::take_over(std::span<const std::byte> bytes, const HandleLimits& limits) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
-  const Ref<Array> array = open(handle);
-  if (!use_of(*array)->segment->take_over(handle.block, handle.number, limits)) return false;
-  nudge();
-  return true;
+  bool is_taken = false;
+  const Ref<Array> array = open(handle, [&](Segment& segment) {
+    is_taken = segment.take_over(handle.block, handle.number, limits);
+  });
+  if (is_taken) nudge();
+  return is_taken;
 }
 
 bool Segments::is_unopened(std::span<const std::byte> bytes) {
@@ -659,7 +659,8 @@ bool Segments::is_unopened(std::span<const std::byte> bytes) {
 }
 
 // The handle stays unopened. The result lies on the segment.
-Ref<Array> Segments::open(const ArrayHandle& handle) {
+// Calls then while this process uses the block: the array may be of another owner that has lent the memory.
+Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Segment&)>& then) {
   if (handle.boot != os::boot()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it lies in the memory of another machine, or was lost at "
@@ -696,7 +697,10 @@ Ref<Array> Segments::open(const ArrayHandle& handle) {
   if (!array && is_inside && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
     array = Array::over(storage, handle.dtype, handle.shape, adoption.flags);
   }
-  if (array) return array;
+  if (array) {
+    then(segment);
+    return array;
+  }
   throw_error(Code::kValue,
               "this is not a handle of a shared array: its elements do not lie in the memory that it names");
 }

@@ -125,7 +125,7 @@ class Segments {
   Ref<Storage> storage_of(Use use, bool is_readonly);
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable,
                       OpenSegments::CloseUnused& opened);
-  Ref<Array> open(const ArrayHandle& handle);
+  Ref<Array> open(const ArrayHandle& handle, const std::function<void(Segment&)>& then);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
 
   bool end_unused_memory(tenon_device device);

@@ -191,6 +191,20 @@ def test_failures_are_skipped(processes):
         assert feed.stats().skipped == 1
 
 
+def test_a_report_that_is_cut_within_a_character_is_logged(caplog):
+    def fill(batch):
+        if batch.index < 10:
+            raise ValueError("é" * 1000)
+        batch.x[...] = 1
+
+    for shift in ("", "e"):  # of two lengths, one is cut there
+        schema = tn.schema(x=("float32", (3,)))
+        fill.__name__ = fill.__qualname__ = "fill" + shift
+        with tn.Feed(fill, schema, batches=11, workers=1, on_error="skip") as feed:
+            assert len(list(feed)) == 1
+    assert caplog.text.count("has failed at 10 batches") == 2
+
+
 @pytest.mark.parametrize("options", [{"workers": 0}, {}, {"processes": "fork", "workers": 2}])
 def test_skips_without_an_end_are_reported_and_limited(caplog, options):
     def fill(batch):

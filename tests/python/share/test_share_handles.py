@@ -300,3 +300,12 @@ print(many / min(turnover(300) for _ in range(4)))
             text = subprocess.check_output([sys.executable, "-c", code], text=True)
             ratios = [float(line) for line in text.split()]
     assert max(ratios) <= 5, ratios
+
+
+def test_a_handle_is_opened_where_another_owner_has_lent_the_same_memory():
+    a = tn.full(3, 7, shared=True)
+    lent = tn.from_pointer(a.data_ptr, a.shape, a.dtype, owner=a)
+    before = handles_of_this_process()
+    opened = pickle.loads(pickle.dumps(a))
+    assert opened.tolist() == lent.tolist() == [7] * 3
+    assert handles_of_this_process() == before
