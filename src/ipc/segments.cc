@@ -644,9 +644,8 @@ Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
 bool Segments::take_over(std::span<const std::byte> bytes, const HandleLimits& limits) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
   bool is_taken = false;
-  const Ref<Array> array = open(handle, [&](Segment& segment) {
-    is_taken = segment.take_over(handle.block, handle.number, limits);
-  });
+  const Ref<Array> array = open(
+      handle, [&](Segment& segment) { is_taken = segment.take_over(handle.block, handle.number, limits); });
   if (is_taken) nudge();
   return is_taken;
 }

@@ -22,6 +22,8 @@ from loader_kinds import (  # noqa: E402 - it needs PyTorch
     through_a_file,
 )
 
+from tenon._loader import checksums  # noqa: E402 - it needs PyTorch
+
 
 def test_states_of_other_loaders_are_refused():
     loader = loader_of("in order", num_workers=1)
@@ -69,6 +71,14 @@ def test_a_damaged_state_is_refused_and_changes_nothing(workers):
             loader_of("noise", num_workers=workers).load_state_dict(state)
         assert torch.equal(torch.get_rng_state(), numbers[0]) and random.getstate() == numbers[1]
         loader_of("noise", num_workers=workers).load_state_dict(source)
+
+
+def test_the_places_where_lists_end_are_part_of_a_checksum():
+    sums = [
+        checksums._checksum({"ahead": lists})
+        for lists in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]], [1, 2, 3])
+    ]
+    assert len(set(sums)) == 4
 
 
 def test_parts_of_two_states_are_no_state():

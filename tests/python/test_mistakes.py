@@ -373,6 +373,15 @@ def test_a_part_of_any_dtype_that_was_not_written_is_found(dtype, gap):
                 list(feed)
 
 
+def test_too_few_bytes_to_be_certain_are_taken_for_written():
+    def fill(batch):
+        batch.x[0] = batch.index  # one of them is as the mark
+        batch.rows = 1
+
+    with tn.Feed(fill, {"x": ("u1", (64,))}, batches=256, check="values") as feed:
+        assert [batch.x.tolist() for batch in feed] == [[n] for n in range(256)]
+
+
 @pytest.mark.parametrize(
     "write",
     [

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays travel by value: through pickle, in band and out of band, and through NumPy's files."""
 
+import contextlib
 import errno
 import io
 import os
@@ -255,6 +256,17 @@ def test_a_damaged_file_is_named(tmp_path, content, text):
         tn.load(opened)
     with pytest.raises(ValueError, match=f"^{text}"):
         tn.load(io.BytesIO(content))
+
+
+@pytest.mark.parametrize("save", [np.save, np.savez])
+def test_each_bit_that_is_changed_gives_an_array_or_an_error_of_the_file(save, tmp_path):
+    whole, file = saved(save, np.ones(9, "u1")), tmp_path / "x"
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            tn.load(file)
 
 
 def test_an_open_file_is_no_text_and_is_not_mapped(tmp_path):

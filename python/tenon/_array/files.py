@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
+import struct
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -290,9 +292,12 @@ def _errors_of(file: Any) -> Iterator[None]:
         import zlib
 
         lzma_error = getattr(sys.modules.get("lzma"), "LZMAError", EOFError)
-        kinds = (ValueError, EOFError, RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile)
-        is_known = isinstance(error, (*kinds, zlib.error, tokenize.TokenError, lzma_error))
-        if not is_known and not (type(error) is OSError and error.errno is None):  # of bz2
+        of_files = (EOFError, zipfile.BadZipFile, zlib.error, lzma_error)
+        of_headers = (SyntaxError, TypeError, LookupError, struct.error, tokenize.TokenError)
+        kinds = (ValueError, RuntimeError, MemoryError, OverflowError, *of_files, *of_headers)
+        # Of bz2, and of a seek to a negative place.
+        is_of_content = type(error) is OSError and error.errno in (None, errno.EINVAL)
+        if not isinstance(error, kinds) and not is_of_content:
             raise
         text = str(error)
         if "max_header_size" in text:  # NumPy's advice is for its own functions

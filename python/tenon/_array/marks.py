@@ -47,7 +47,7 @@ class Marks:
             place = int(elements.argmax())
             return place * self._size if elements[place] else None
         places = np.flatnonzero(memory == self._marks[: len(memory)])
-        last = min(self._row, len(memory)) - 1  # of a row, from its first byte
+        last = self._row - 1  # of a row, from its first byte
         if len(places) <= last:
             return None
         rows = np.flatnonzero(places[last:] - places[: len(places) - last] == last)

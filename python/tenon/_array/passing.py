@@ -106,11 +106,14 @@ def _listen() -> None:
         return
     import socket
 
-    listener = socket.socket(socket.AF_UNIX)
+    try:  # OSError: children end as if the package were not imported here
+        listener = socket.socket(socket.AF_UNIX)
+    except OSError:
+        return
     try:
         listener.bind(_address(os.getpid()))
         listener.listen(128)
-    except OSError:  # children then end as if the package were not imported here
+    except OSError:
         listener.close()
         return
     _listener, _file = listener, _file_of(listener)
@@ -119,8 +122,10 @@ def _listen() -> None:
 def _start() -> None:
     global _thread
     if _listener is not None and _thread is None:
-        _thread = threading.Thread(target=_serve, args=(_listener,), name="tenon-passed", daemon=True)
-        _thread.start()
+        thread = threading.Thread(target=_serve, args=(_listener,), name="tenon-passed", daemon=True)
+        with contextlib.suppress(RuntimeError):  # there are too many, or the interpreter ends
+            thread.start()
+            _thread = thread
 
 
 def _serve(listener: socket.socket) -> None:
@@ -130,15 +135,14 @@ def _serve(listener: socket.socket) -> None:
         except OSError:
             time.sleep(0.1)  # there is no free descriptor
             continue
-        with contextlib.suppress(OSError), link:
+        with contextlib.suppress(Exception), link:
             link.settimeout(_ANSWER_SECONDS)
             if _peer(link)[1] == os.getuid():
                 _take_over(link)
                 link.sendall(b".")
     _forget_listener()
     _listen()
-    with contextlib.suppress(RuntimeError):  # the interpreter ends
-        _start()
+    _start()
 
 
 def _take_over(link: socket.socket) -> None:
@@ -190,7 +194,7 @@ class _OtherStarts:
     @classmethod
     def find_spec(cls, name: str, *_: Any) -> None:
         if name in cls.MODULES:
-            sys.meta_path.remove(cls)
+            sys.meta_path = [one for one in sys.meta_path if one is not cls]  # the import iterates over it
             _listen()
             _start()
 

@@ -317,6 +317,12 @@ class Server:
         return None
 
 
+class _FeedChannel(Channel):
+    """A forked child of the server does not serve the feed: its death is not the server's."""
+
+    _is_member_in_children = False
+
+
 class ServedFeed:
     """What a feed shares with its consumers, from its first `Feed.serve` until it is closed."""
 
@@ -350,16 +356,16 @@ class ServedFeed:
             for name, dtype, n in zip(CHANNEL_FIELDS, ("i8", "u1", "u1"), lengths, strict=True)
         }
         # These openings have no role: the channels are opened for each use, and then closed.
-        self._batch_channel = Channel(
+        self._batch_channel = _FeedChannel(
             fields, tokens, self.name, "queue" if mode == "queue" else "broadcast", when_full="keep"
         )
-        self._end_channel = Channel(
+        self._end_channel = _FeedChannel(
             {"head": ("i8", (6,)), "text": ("u1", (TEXT_NBYTES,)), "state": ("u1", (states,))},
             1,
             mode="broadcast",
             when_full="keep",
         )
-        self._seek_channel = Channel({"nbytes": ("i8", ()), "state": ("u1", (states,))}, SEEKS)
+        self._seek_channel = _FeedChannel({"nbytes": ("i8", ()), "state": ("u1", (states,))}, SEEKS)
         file = os.fstat(fd)
         about = json.dumps(
             {

@@ -64,6 +64,7 @@ class Channel(ChannelCalls):
     """
 
     _is_member = True
+    _is_member_in_children = True  # that are forked
 
     def __init__(
         self,

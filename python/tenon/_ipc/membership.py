@@ -50,6 +50,9 @@ def _begin_use() -> None:
 def _begin_process() -> None:
     global _has_used, _inherited
     _has_used = False
+    for channel in list(_open):
+        if not channel._is_member_in_children:
+            _open.discard(channel)
     _inherited = getattr(sys, "last_value", None)
     _core.call_before_use_of_channels(_begin_use)
 

@@ -61,6 +61,7 @@ def _pieces(value: Any, depth: int) -> Iterator[Any]:
             yield from _pieces(value[key], depth + 1)
         yield b"}"
     elif isinstance(value, list | tuple) and set(map(type, value)) == {int}:
+        yield b"i%d:" % len(value)
         yield _bytes_of_ints(value)
     elif depth < _DEPTH and isinstance(value, list | tuple):
         yield b"["

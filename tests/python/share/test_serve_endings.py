@@ -58,6 +58,32 @@ def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
         server.wait(SECONDS)
 
 
+def test_a_child_that_is_killed_is_not_the_server(other):
+    """It has used a channel of its own."""
+    go_on = threading.Event()
+
+    def fill(batch):
+        if batch.index == 2:
+            go_on.wait(SECONDS)
+        batch.label[...] = batch.index
+
+    name = f"child-{os.getpid()}"
+    with tn.Feed(fill, SCHEMA, batches=5, shared=name) as feed, feed.serve(background=True) as server:
+        attach(name, other)
+        other.start("[int(batch.label[0]) for batch in feed]")
+        while server.batches < 2:
+            threading.Event().wait(0.001)
+        child = os.fork()
+        if child == 0:
+            channel = tn.Channel({"k": ("i8", ())})
+            with channel.loan() as item:
+                item.k = 1
+            os._exit(1)
+        os.waitpid(child, 0)
+        go_on.set()
+        assert other.answer() == [0, 1, 2, 3, 4]
+
+
 def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, other):
     name = f"fails-{os.getpid()}"
     feed = tn.Feed(lambda batch: None, SCHEMA, workers=2, processes="fork", batches=5, shared=name)
