@@ -16,7 +16,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .._sync.engine import call_at_process_end
+from .._sync.engine import call_at_process_end, has_task_failed
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -59,7 +59,7 @@ def _begin_process() -> None:
 
 def _end(error: object) -> None:
     global _has_failed
-    _has_failed = _has_failed or isinstance(error, Exception)
+    _has_failed = _has_failed or isinstance(error, Exception) or has_task_failed()
     for channel in list(_open):
         if _has_failed:
             channel._native.keep()  # else the interpreter would close it
@@ -75,7 +75,8 @@ def _end_at_exit() -> None:
 
 
 def _end_at_process_end() -> None:
-    """Of multiprocessing, while the exception that has ended its task is handled."""
+    """Of multiprocessing. CPython 3.14 calls this, and the functions of atexit, after the exception that has
+    ended its task was handled."""
     _end(sys.exc_info()[1])
 
 

@@ -125,6 +125,26 @@ def _finish() -> None:
 
 
 _is_registered = False  # with multiprocessing
+_has_task_failed = False
+
+
+def has_task_failed() -> bool:
+    """An exception has ended the task of this process of multiprocessing."""
+    return _has_task_failed
+
+
+def _watch_task(process: Any) -> None:
+    run = process.run
+
+    def watched() -> None:
+        try:
+            run()
+        except Exception:
+            global _has_task_failed
+            _has_task_failed = True
+            raise
+
+    process.run = watched
 
 
 def _finish_with_multiprocessing() -> None:
@@ -139,9 +159,10 @@ def _finish_with_multiprocessing() -> None:
     def register(_: Any = None) -> None:
         util.Finalize(None, _finish, exitpriority=0)
         util.Finalize(None, passing.pass_on, exitpriority=-100)  # after the threads that feed queues
+        _watch_task(process.current_process())
 
-    util.register_after_fork(_finish_with_multiprocessing, register)
     process = sys.modules["multiprocessing.process"]
+    util.register_after_fork(_finish_with_multiprocessing, register)
     is_spawned = getattr(
         process.current_process(), "_inheriting", False
     )  # it does not run register_after_fork
