@@ -517,9 +517,10 @@ class Actor:
     def open_handle(self):
         try:
             sender, array = pickle.loads(self.mailbox.recv(1 << 16))
+            values = array.tolist()
         except (BlockingIOError, FileNotFoundError):
             return  # there is none, or its sender has ended
-        if check_equal(np.array(array.tolist()), "an array that was sent") != sender:
+        if check_equal(np.array(values), "an array that was sent") != sender:
             raise Violation(f"the array that actor {sender} has sent has other values")
 
     def fork(self):
