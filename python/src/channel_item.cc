@@ -119,11 +119,11 @@ class HeldItem {
   // of the user has seen the item.
   bool is_unseen() const noexcept {
     if (caller_.frame == nullptr) return false;
-    constexpr int kMostCaches = 6;  // of a call: from CPython 3.12 on, signals are handled after them
+    constexpr int kCaches = 6;  // of a call: from CPython 3.12 on, signals are handled after them
     Caller now;
     (void)site_and_caller(&now);
     const int passed = now.instruction - caller_.instruction;
-    return now.frame == caller_.frame && passed >= 0 && passed <= kMostCaches;
+    return now.frame == caller_.frame && (passed == 0 || passed == kCaches);
   }
 
  private:
