@@ -103,7 +103,6 @@ class Channel {
   }
   // Consumers are told of the death of this process, as tenon_channel_join says.
   void join() const { call(tenon_channel_join, get()); }
-  void leave() const noexcept { tenon_channel_leave(get()); }  // until it is used again
   void close() const noexcept { tenon_channel_close(get()); }
   tenon_channel_statistics statistics() const noexcept {
     auto now = detail::sized<tenon_channel_statistics>();

@@ -299,10 +299,6 @@ TENON_API void tenon_item_release(tenon_item* item);
  * received before: it may have been about to. Does nothing after tenon_channel_close. Fails with TIMEOUT
  * (another process was stopped while it changed the channel), INTERRUPTED, SYSTEM. \since 0.6 */
 TENON_API tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error);
-/* Before the normal end of a process: ends what this opening has begun as a producer, as a consumer, and with
- * tenon_channel_join. Its threads may still use it, and then begin again. A process that ends without this
- * call and without tenon_channel_close has died. \since 0.6 */
-TENON_API void tenon_channel_leave(tenon_channel* channel);
 /* Closes the channel for this process, as a producer and as a consumer. Other processes are notified. Items
  * that this process has stay valid. */
 TENON_API void tenon_channel_close(tenon_channel* channel);

@@ -22,8 +22,9 @@ namespace {
 class HeldItem {
  public:
   // site: of the user's call. caller: of a received item, until the user has done something with it
-  HeldItem(tenon_item* item, const char* site, const Caller& caller) noexcept
-      : item_(item), site_(site), caller_(caller), sequence_(tenon_item_sequence(item)) {}
+  // caches: CPython 3.12 and later handle signals after them
+  HeldItem(tenon_item* item, const char* site, const Caller& caller, int caches) noexcept
+      : item_(item), site_(site), caller_(caller), caches_(caches), sequence_(tenon_item_sequence(item)) {}
   HeldItem(const HeldItem&) = delete;
   HeldItem& operator=(const HeldItem&) = delete;
   ~HeldItem() { release(); }
@@ -119,11 +120,10 @@ class HeldItem {
   // of the user has seen the item.
   bool is_unseen() const noexcept {
     if (caller_.frame == nullptr) return false;
-    constexpr int kCaches = 6;  // of a call: from CPython 3.12 on, signals are handled after them
     Caller now;
     (void)site_and_caller(&now);
     const int passed = now.instruction - caller_.instruction;
-    return now.frame == caller_.frame && (passed == 0 || passed == kCaches);
+    return now.frame == caller_.frame && (passed == 0 || passed == caches_);
   }
 
  private:
@@ -149,6 +149,7 @@ class HeldItem {
   tenon_item* item_;
   const char* site_;
   Caller caller_;
+  int caches_;
   uint64_t sequence_;
   bool has_ended_ = false;
   bool is_sending_ = false;
@@ -265,13 +266,14 @@ void check_item_class(nb::handle type) {
     raise(PyExc_TypeError, "%R is not derived from NativeItem", type.ptr());
 }
 
-nb::object item_object(nb::handle type, tenon_item* item, const char* site, const Caller& caller) {
+nb::object item_object(nb::handle type, tenon_item* item, const char* site, const Caller& caller,
+                       int caches) {
   PyObject* const object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type.ptr()), 0);
   if (object == nullptr) {
     tenon_item_release(item);
     nb::raise_python_error();
   }
-  new (&held_by(object)) HeldItem(item, site, caller);
+  new (&held_by(object)) HeldItem(item, site, caller, caches);
   return nb::steal(object);
 }
 

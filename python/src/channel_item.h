@@ -16,7 +16,8 @@ void check_item_class(nb::handle type);
 // A new object of such a class, which owns the item. It calls neither __new__ nor __init__. site: of the
 // user's call. caller: of an item that is put back if an exception leaves the same instruction, and no code
 // of the user has seen the object; as of a signal that comes with the item. Its frame is null: not so.
-nb::object item_object(nb::handle type, tenon_item* item, const char* site, const Caller& caller);
+// caches: the bytes of inline caches behind this instruction.
+nb::object item_object(nb::handle type, tenon_item* item, const char* site, const Caller& caller, int caches);
 
 void add_items(nb::module_& module);
 

@@ -56,7 +56,9 @@ bool take_over(nb::bytes handle, Seconds timeout) {
 }
 
 bool is_handle_unopened(nb::bytes handle) {
-  return is_unopened({static_cast<const std::byte*>(handle.data()), handle.size()});
+  const std::span<const std::byte> bytes{static_cast<const std::byte*>(handle.data()), handle.size()};
+  const nb::gil_scoped_release release;
+  return is_unopened(bytes);
 }
 
 void limit_sent(nb::bytes handle, uint32_t receiver, Seconds timeout) {

@@ -163,7 +163,6 @@ void tenon_item_release(tenon_item* item) {
 tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error) {
   return guarded(error, [&] { unwrap(not_null(channel, "channel"))->join(Deadline(0)); });
 }
-void tenon_channel_leave(tenon_channel* channel) { unwrap(channel)->leave(); }
 void tenon_channel_close(tenon_channel* channel) { unwrap(channel)->close(); }
 
 void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out) {

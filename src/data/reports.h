@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a feed has to say to its consumer beside batches and failures, until the consumer asks.
+// Messages of a feed for its consumer that are neither batches nor failures. They are kept until the consumer
+// takes them.
 #pragma once
 
 #include <atomic>

@@ -243,7 +243,7 @@ void WorkerProcesses::note_end(int32_t worker) noexcept {
     constexpr idtype_t kPidfd = static_cast<idtype_t>(3);  // P_PIDFD
     const int fd = peer.process.fd();
     if (fd < 0) {
-      (void)waitpid(static_cast<pid_t>(pid), &status, 0);
+      (void)waitpid(static_cast<pid_t>(pid), &status, WNOHANG);  // it may be another child by now
     } else if (waitid(kPidfd, static_cast<id_t>(fd), &info, WEXITED) == 0) {
       status = status_of(info);
     }

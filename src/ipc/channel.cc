@@ -155,7 +155,6 @@ uint64_t Channel::taker() const noexcept {
 
 // Requires the mutex, as do all functions from here to try_receive(), unless they say otherwise.
 void Channel::take_role(ChannelRole role) {
-  if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
   if (segment_->participant().index() == Participant::kNone) segment_->throw_no_place();
   ChannelEnd& end = ends_.own();
   const uint64_t taker = this->taker();
@@ -165,7 +164,11 @@ void Channel::take_role(ChannelRole role) {
     roles_taker_.store(taker, std::memory_order_relaxed);
     roles_.store(0, std::memory_order_relaxed);
   }
-  if ((roles_.load(std::memory_order_relaxed) & role) != 0) return;
+  // pairs with: Channel::give_roles, "a role that was given up"
+  const bool has_role = (roles_.load(std::memory_order_acquire) & role) != 0;
+  // After the role: close() frees the cursor of the role that it gives up, so no other cursor may replace it.
+  if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
+  if (has_role) return;
   (void)ends_.end_dead();  // this process may have the place of a process that died with a role
   if (look(end.generation) != generation) {
     const uint32_t self = segment_->participant().index();
@@ -631,10 +634,6 @@ void Channel::close() noexcept {
     watch->end();
     watch->signal();
   }
-  leave();
-}
-
-void Channel::leave() noexcept {
   if (segment_->participant().index() == Participant::kNone) return;
   // If a process is stopped while it holds the mutex, the next process with the mutex ends the roles.
   constexpr int kTries = 20;
@@ -654,6 +653,7 @@ void Channel::leave() noexcept {
 // it was the last opening with the role, or a consumer.
 uint32_t Channel::give_roles() noexcept {
   // pairs with: Channel::take_role, "a role of an opening"
+  // pairs with: Channel::take_role, "a role that was given up"
   const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
   if (roles_taker_.load(std::memory_order_relaxed) != taker()) return 0;
   uint32_t changed = roles & kConsumer;

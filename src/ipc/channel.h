@@ -36,7 +36,7 @@ enum class ChannelMode : uint32_t {
 // What loan() does without a free slot.
 enum class WhenFull : uint32_t {
   kWait = TENON_WHEN_FULL_WAIT,
-  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // of the items that no process holds, whoever has received it
+  kDropOldest = TENON_WHEN_FULL_DROP_OLDEST,  // of the items that no process holds, also if it was received
   kRaise = TENON_WHEN_FULL_RAISE,
   kKeep = TENON_WHEN_FULL_KEEP,  // as kWait, and a broadcast waits for a consumer
 };
@@ -108,8 +108,6 @@ class Channel {
   // From now on, consumers are told of the death of this process also if it has not used the channel before.
   // Does nothing after close(). Fails with kTimeout, kInterrupted, kSystem.
   void join(const Deadline& deadline);
-  // Ends the roles of this opening, until it is used again.
-  void leave() noexcept;
   // Ends the roles of this opening. Its items stay valid.
   void close() noexcept;
   ChannelStatistics statistics() const;
@@ -133,7 +131,7 @@ class Channel {
   void take_role(ChannelRole role);
   uint32_t give_roles() noexcept;
   bool note_cursors() noexcept;
-  void forget(uint64_t sequence);
+  void forget(uint64_t sequence) noexcept;
   bool has_ended(uint64_t closings_before) const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;

@@ -54,8 +54,6 @@ void be_steered(Lines& lines, const std::string& name) {
         received.pop_back();
       } else if (verb == "join") {
         channel->join();
-      } else if (verb == "leave") {
-        channel->leave();
       } else if (verb == "reopen") {
         channel->close();
         channel = join(name);

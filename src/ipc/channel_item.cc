@@ -76,7 +76,6 @@ void Channel::send(Item& item) {
     // Consumers may have been told that the channel has ended.
     if (is_closed_.load(std::memory_order_relaxed))
       throw_error(Code::kClosed, "the channel was closed here before the item was sent");
-    take_role(kProducer);  // again, if this opening has left
     if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
   }
   if (failure) throw OpFailure(failure);
@@ -98,16 +97,19 @@ void Channel::put_back(Item& item) {
   {
     const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
                          "put an item back into the channel");
+    const bool is_queue = plan_.mode == ChannelMode::kQueue;
+    const bool is_consumer = (roles_.load(std::memory_order_relaxed) & kConsumer) != 0;
+    if (!is_queue && is_consumer) cursor_->put_back.reserve(cursor_->put_back.size() + 1);
     const uint64_t sequence = item.sequence();
-    const bool has_ended = item.has_ended_.exchange(true, std::memory_order_relaxed);
-    if (has_ended || sequence == 0 || item.taker_ != taker() || item.refs_.count_after_change() != 1) {
-      item.has_ended_.store(has_ended, std::memory_order_relaxed);
+    const bool has_ended = sequence == 0 || item.has_ended_.exchange(true, std::memory_order_relaxed);
+    if (has_ended || item.taker_ != taker() || item.refs_.count_after_change() != 1) {
+      if (sequence != 0) item.has_ended_.store(has_ended, std::memory_order_relaxed);
       throw_error(Code::kValue, "the item was not received in this process, or something refers to it");
     }
     give_back(item);
-    if (plan_.mode == ChannelMode::kQueue) {
+    if (is_queue) {
       sent_.put_back(item.slot_, sequence);
-    } else if ((roles_.load(std::memory_order_relaxed) & kConsumer) != 0) {
+    } else if (is_consumer) {
       forget(sequence);
     }
     publish(state_->received, look(state_->received) - 1);
@@ -117,7 +119,7 @@ void Channel::put_back(Item& item) {
 }
 
 // This opening has not received the item. Requires the mutex, and that it is a consumer.
-void Channel::forget(uint64_t sequence) {
+void Channel::forget(uint64_t sequence) noexcept {
   if (plan_.mode == ChannelMode::kLatest) {
     if (cursor_->sequence == sequence) --cursor_->sequence;
     return;

@@ -316,6 +316,8 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
 
 namespace {
 
+std::atomic<uint32_t> last_sent{static_cast<uint32_t>(realtime_ns())};  // by this process
+
 // False: the block has no unopened handle of this number.
 bool replace_sent(Block& block, uint32_t number, uint32_t by) noexcept {
   return std::any_of(std::begin(block.sent), std::end(block.sent), [&](auto& entry) {
@@ -330,8 +332,7 @@ uint32_t Segment::send(uint32_t index) noexcept {
   Block& b = block(index);
   const uint32_t self = participant_->index();
   if (self == Participant::kNone) return 0;  // without a place, no process could notice the sender's end
-  static std::atomic<uint32_t> last{static_cast<uint32_t>(realtime_ns())};
-  const uint32_t number = SentNumber::make(self, last.fetch_add(1, std::memory_order_relaxed));
+  const uint32_t number = SentNumber::make(self, last_sent.fetch_add(1, std::memory_order_relaxed));
   for (auto& entry : b.sent) {
     uint32_t none = 0;
     if (exchange(entry, none, number)) return number;
@@ -454,7 +455,8 @@ void Segment::after_fork() noexcept { uses_lock_.unlock(); }
 
 void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
-  limited_.clear();  // the parent's
+  limited_.clear();                                  // the parent's
+  last_sent = static_cast<uint32_t>(realtime_ns());  // else all children would give the same numbers
   is_creator_ = false;
   // With the parent's open file description, the child would hold the lock of the parent's place.
   const bool has_own_file = os::reopen(file_) &&

@@ -614,8 +614,11 @@ Queue& lock_queue_of(const View& view) noexcept {
   ReadyList ready;
   Queue& queue = lock_queue_of(view);
   queue.remove_view(&view, &ready);
+  const bool is_left_to_others =
+      view.grant != kNoGrant && !view.is_exported && queue.is_grant_of_others(view.grant);
   queue.lock.unlock();
   if (view.grant != kNoGrant) [[unlikely]] {
+    if (is_left_to_others) queue.gate()->disown(view.grant);
     queue.gate()->leave(std::exchange(view.grant, kNoGrant), view.access == Access::kWrite);
   }
   if (!ready.is_empty()) notify(ready);

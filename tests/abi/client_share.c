@@ -269,7 +269,7 @@ static void check_channels(void) {
   tenon_channel_release(again);
   tenon_channel_close(channel);
   CHECK(tenon_channel_receive(again, -1, NULL, &received, &error) == TENON_ERR_CLOSED);
-  tenon_channel_leave(again);
+  tenon_channel_close(again);
   tenon_channel_statistics_get(channel, &now);
   CHECK(now.consumers == 0);
   tenon_channel_release(again);

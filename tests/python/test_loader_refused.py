@@ -120,3 +120,27 @@ def test_a_generator_that_is_made_in_an_epoch_is_asked_for_in_the_next_one():
     assert epochs(resumed(inside, Rows(), sampler=Late()), 2) == [rest, *epochs(loader, 1)]
     with pytest.raises(ValueError, match=r"generator Late.rng \(1\).*makes its generator in __init__"):
         resumed(loader.state_dict(), Rows(), sampler=Late())
+
+
+class LateOfTorch(Shuffled):
+    """As the sampler of Accelerate."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.epoch = None, 0
+
+    def __iter__(self):
+        if self.generator is None:
+            self.generator = torch.Generator()
+        self.generator.manual_seed(self.epoch + 7)
+        yield from torch.randperm(COUNT, generator=self.generator).tolist()
+        self.epoch += 1
+
+
+def test_a_generator_that_is_none_until_the_first_epoch_goes_on():
+    loader = tn.DataLoader(Rows(), sampler=LateOfTorch())
+    epochs(loader, 1)
+    batches = iter(loader)
+    next(batches)
+    inside, rest = loader.state_dict(), [plain(batch) for batch in batches]
+    assert epochs(resumed(inside, Rows(), sampler=LateOfTorch()), 2) == [rest, *epochs(loader, 1)]

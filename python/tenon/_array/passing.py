@@ -67,7 +67,7 @@ def pass_on() -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_ANSWER_SECONDS)
         link.connect(_address(parent.pid))
-        if _peer(link) == (parent.pid, os.getuid()):
+        if _peer(link) == (parent.pid, os.geteuid()):
             link.sendall(b"".join(entries))
             link.shutdown(socket.SHUT_WR)
             link.recv(1)
@@ -137,7 +137,7 @@ def _serve(listener: socket.socket) -> None:
             continue
         with contextlib.suppress(Exception), link:
             link.settimeout(_ANSWER_SECONDS)
-            if _peer(link)[1] == os.getuid():
+            if _peer(link)[1] == os.geteuid():
                 _take_over(link)
                 link.sendall(b".")
     _forget_listener()

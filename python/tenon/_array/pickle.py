@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from .._errors import text_of
 from . import passing
 
 
@@ -131,17 +132,19 @@ def opened_or_lost(
         return open_memory(memory)
     except Exception as error:
         lost = object.__new__(_lost_class(kind))
-        object.__setattr__(lost, "why", (type(error), error.args))
+        object.__setattr__(lost, "why", (type(error), error.args, text_of(error)))
         return lost
 
 
 def _lost_class(kind: type[Any]) -> type[Any]:
-    def use(lost: Any, *_: object) -> Any:
-        error, arguments = object.__getattribute__(lost, "why")
+    def use(lost: Any, name: str, *_: object) -> Any:
+        if name == "__class__":
+            return type(lost)
+        error, arguments, _text = object.__getattribute__(lost, "why")
         raise error(*arguments)
 
     def text(lost: Any) -> str:
-        return f"<tenon.{kind.__name__} that cannot be opened: {object.__getattribute__(lost, 'why')[1][0]}>"
+        return f"<tenon.{kind.__name__} that cannot be opened: {object.__getattribute__(lost, 'why')[2]}>"
 
     return type(kind.__name__, (kind,), {"__getattribute__": use, "__setattr__": use, "__repr__": text})
 

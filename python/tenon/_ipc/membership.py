@@ -57,14 +57,14 @@ def _begin_process() -> None:
     _core.call_before_use_of_channels(_begin_use)
 
 
-def _end(error: object) -> None:
+def _end(error: object = None) -> None:
     global _has_failed
     _has_failed = _has_failed or isinstance(error, Exception) or has_task_failed()
     for channel in list(_open):
         if _has_failed:
             channel._native.keep()  # else the interpreter would close it
         else:
-            channel._native.leave()
+            channel._native.close()
 
 
 @atexit.register
@@ -74,12 +74,6 @@ def _end_at_exit() -> None:
     _end(None if is_shown else error)
 
 
-def _end_at_process_end() -> None:
-    """Of multiprocessing. CPython 3.14 calls this, and the functions of atexit, after the exception that has
-    ended its task was handled."""
-    _end(sys.exc_info()[1])
-
-
-call_at_process_end(_end_at_process_end)
+call_at_process_end(_end)
 os.register_at_fork(after_in_child=_begin_process)
 _begin_process()

@@ -46,7 +46,7 @@ def default_generators() -> dict[str, Any]:
     device = default_device()
     if device.type != "cuda":
         return {}
-    return {f"torch.{device}": torch.cuda.default_generators[device.index]}
+    return {f"torch.{device.type}": torch.cuda.default_generators[device.index]}
 
 
 def is_generator(value: Any) -> bool:

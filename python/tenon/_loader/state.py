@@ -105,11 +105,25 @@ def _generators(loader: Any) -> dict[str, Any]:
     found = global_generators() | default_generators()
     held = {"generator": loader.generator}
     for i, part in enumerate(_samplers(loader)):
-        held |= {f"{type(part).__name__}.{name} ({i})": value for name, value in _attributes(part).items()}
+        held |= {_name_of(part, name, i): value for name, value in _attributes(part).items()}
     for name, value in held.items():
         if is_generator(value) and not any(value is one for one in found.values()):
             found[name] = value
     return found
+
+
+def _name_of(sampler: Any, attribute: str, number: int) -> str:
+    return f"{type(sampler).__name__}.{attribute} ({number})"
+
+
+def _make_late_generators(loader: Any, states: dict[str, Any]) -> None:
+    """Of PyTorch on the CPU, which samplers make in their first epoch where an attribute is None."""
+    nbytes = torch.Generator().get_state().numel()
+    for i, part in enumerate(_samplers(loader)):
+        for name, value in list(_attributes(part).items()):
+            state = states.get(_name_of(part, name, i))
+            if value is None and isinstance(state, torch.Tensor) and state.numel() == nbytes:
+                setattr(part, name, torch.Generator())
 
 
 def _samplers(loader: Any) -> list[Any]:
@@ -436,12 +450,15 @@ def load(loader: Any, state: dict[str, Any]) -> None:
         then = state["loader"].get(name)
         if then != own:
             raise ValueError(f"the state is of a loader with {name}={then}, but this one has {name}={own}")
+    needed = state["start"] if _is_inside(state) else state["now"]
+    _make_late_generators(loader, needed)
     generators = _generators(loader)
-    for name in state["start"] if _is_inside(state) else state["now"]:
+    for name in needed:
         if name not in generators:
             raise ValueError(
                 f"the state has the generator {name}, and this loader has none of this name. Make the loader "
-                "and its samplers as before; a sampler makes its generator in __init__"
+                "and its samplers as before, with the same torch.set_default_device; a sampler makes its "
+                "generator in __init__, or has the attribute None until then"
             )
     set_generators(generators, state["now"])
     for numbers in (_numbers_at_first(loader), from_plain(state["numbers"])):

@@ -7,6 +7,7 @@ import atexit
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -109,7 +110,8 @@ _AT_PROCESS_END: list[Callable[[], None]] = []
 
 
 def call_at_process_end(function: Callable[[], None]) -> None:
-    """Calls the function at the end of each process of multiprocessing, after its ops."""
+    """Calls the function at the end of each process of multiprocessing, after its ops and its threads, except
+    daemon threads."""
     _AT_PROCESS_END.append(function)
 
 
@@ -120,8 +122,16 @@ def _finish() -> None:
     except Exception as error:
         log.warning("ops are left behind at the end of a process: %s", error)
     _core.report_failures()
+
+
+def _end_process() -> None:
+    """After the threads that feed queues."""
+    for thread in threading.enumerate():  # multiprocessing would join them after this
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
     for function in _AT_PROCESS_END:
         function()
+    passing.pass_on()
 
 
 _is_registered = False  # with multiprocessing
@@ -129,8 +139,9 @@ _has_task_failed = False
 
 
 def has_task_failed() -> bool:
-    """An exception has ended the task of this process of multiprocessing."""
-    return _has_task_failed
+    """An exception has ended the task of this process of multiprocessing. It is still handled meanwhile, if
+    the process runs CPython 3.13 or earlier."""
+    return _has_task_failed or isinstance(sys.exc_info()[1], Exception)
 
 
 def _watch_task(process: Any) -> None:
@@ -158,15 +169,23 @@ def _finish_with_multiprocessing() -> None:
 
     def register(_: Any = None) -> None:
         util.Finalize(None, _finish, exitpriority=0)
-        util.Finalize(None, passing.pass_on, exitpriority=-100)  # after the threads that feed queues
+        util.Finalize(None, _end_process, exitpriority=-100)
         _watch_task(process.current_process())
 
     process = sys.modules["multiprocessing.process"]
     util.register_after_fork(_finish_with_multiprocessing, register)
-    is_spawned = getattr(
+    if getattr(
         process.current_process(), "_inheriting", False
-    )  # it does not run register_after_fork
-    if is_spawned or process.parent_process() is not None:
+    ):  # spawned: it does not run register_after_fork
+        bootstrap = process.BaseProcess._bootstrap
+
+        def begin(self: Any, *arguments: Any, **options: Any) -> Any:
+            _watch_task(self)
+            return bootstrap(self, *arguments, **options)
+
+        process.BaseProcess._bootstrap = begin
+        register()
+    elif process.parent_process() is not None:
         register()  # this process has begun, and its task imports the package
 
 

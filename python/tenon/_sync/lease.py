@@ -190,7 +190,7 @@ def heed_outlived(array: NDArray) -> None:
     line = frame.f_code.co_filename, frame.f_lineno
     if _warned.get(line) == warnings.filters:
         return
-    if all(one.is_near for one in kept):
+    if all(one.is_near for one in kept) and not (_is_debugging() or _is_error()):
         # Usually a variable of the function, which a loop sets again. A search takes long: not in each step.
         _looks[line] += 1
         if _looks[line].bit_count() != 1:
@@ -220,6 +220,14 @@ def heed_outlived(array: NDArray) -> None:
         _looks[line] = 0
         raise
     _warned[line] = list(warnings.filters)
+
+
+def _is_error() -> bool:
+    """A filter makes the warning an error for all code."""
+    for action, message, category, module, line in warnings.filters:
+        if issubclass(LeaseEscapedWarning, category) and not (message or module or line):
+            return action == "error"
+    return False
 
 
 def _outlived_on(array: NDArray) -> list[Outlived]:

@@ -306,6 +306,39 @@ def test_a_program_that_ends_normally_closes_its_channels(end, wanted, name):
         channel.recv(timeout=0)
 
 
+def test_a_thread_that_waits_for_a_slot_at_the_normal_end_is_no_death(name):
+    channel = tn.Channel(SCHEMA, slots=1, name=name)
+    program = f"""
+import threading, time, tenon as tn
+c = tn.Channel.attach({name!r})
+c.loan().send()
+threading.Thread(target=c.loan, daemon=True).start()
+time.sleep(0.1)
+"""
+    subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL, check=True)
+    assert channel.recv(timeout=0).k.item() == 0
+    with pytest.raises(EOFError):
+        channel.recv(timeout=0)
+
+
+def send_in_a_thread(channel, may_send):
+    def send():
+        may_send.wait(SECONDS)
+        put(channel, range(3))
+
+    threading.Thread(target=send).start()
+
+
+def test_a_process_closes_its_channels_after_its_threads():
+    channel, may_send = tn.Channel(SCHEMA), fork.Event()
+    process = started(send_in_a_thread, channel, may_send)
+    with pytest.raises(TimeoutError):
+        channel.recv(timeout=0.1)
+    may_send.set()
+    process.join(SECONDS)
+    assert [item.k.item() for item in channel] == [0, 1, 2]
+
+
 def take_and_wait(channel, has_begun):
     item = channel.recv(timeout=SECONDS)
     has_begun.set()
