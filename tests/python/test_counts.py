@@ -43,6 +43,19 @@ def reuse(a):
 # --- memory stays for what shows it
 
 
+def check_that_a_failed_body_frees_nothing(fail, shown):
+    """shown: filled by the body, with a memoryview of what it was given."""
+    a = tn.zeros(N, "u1")
+    op = tn.push(fail, tn.write(a))
+    with contextlib.suppress(tn.OpError):
+        op.wait()
+    assert op.exception() is not None and holds(a) == ["view"]
+    del op
+    others = reuse(a)
+    del a
+    assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
+
+
 def test_a_part_of_a_view_keeps_its_memory_while_a_memoryview_shows_it():
     def run():
         a = tn.zeros(N, "u1")
@@ -219,15 +232,7 @@ def test_an_error_that_carries_a_part_of_a_view_keeps_its_memory_while_a_memoryv
         shown.append(memoryview(w))
         raise ValueError("failed", w)
 
-    a = tn.zeros(N, "u1")
-    op = tn.push(fail, tn.write(a))
-    with contextlib.suppress(tn.OpError):
-        op.wait()
-    assert op.exception() is not None and holds(a) == ["view"]
-    del op
-    others = reuse(a)
-    del a
-    assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
+    check_that_a_failed_body_frees_nothing(fail, shown)
 
 
 class HasProperties(Exception):
@@ -331,15 +336,7 @@ def test_what_an_error_gives_away_while_it_is_looked_at_keeps_its_memory(monkeyp
         raise errors[0]
 
     monkeypatch.setattr(_errors, "_stands_on", and_take)
-    a = tn.zeros(N, "u1")
-    op = tn.push(fail, tn.write(a))
-    with contextlib.suppress(tn.OpError):
-        op.wait()
-    assert op.exception() is not None and holds(a) == ["view"]
-    del op
-    others = reuse(a)
-    del a
-    assert shown[0][0] == shown[0][-1] == 7 and len(others) == 4
+    check_that_a_failed_body_frees_nothing(fail, shown)
 
 
 @pytest.mark.skipif(_core.counting() == "owned", reason="no instruction lends a variable")

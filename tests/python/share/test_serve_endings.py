@@ -17,6 +17,15 @@ def fill_index(batch):
     batch.label[...] = batch.index
 
 
+def waits_at_batch_2(go_on):
+    def fill(batch):
+        if batch.index == 2:
+            go_on.wait(SECONDS)
+        fill_index(batch)
+
+    return fill
+
+
 def attach(name, *consumers):
     for consumer in consumers:
         consumer.ask("import tenon as tn")
@@ -27,12 +36,7 @@ def attach(name, *consumers):
 def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
     """It ends its copies of server and feed while the consumer waits for a batch."""
     go_on = threading.Event()
-
-    def fill(batch):
-        if batch.index == 2:
-            go_on.wait(SECONDS)
-        batch.label[...] = batch.index
-
+    fill = waits_at_batch_2(go_on)
     name = f"forks-{os.getpid()}"
     with (
         tn.Feed(fill, SCHEMA, batches=5, shared=name) as feed,
@@ -61,12 +65,7 @@ def test_the_end_of_a_forked_child_is_none_of_the_consumers_business(other):
 def test_a_child_that_is_killed_is_not_the_server(other):
     """It has used a channel of its own."""
     go_on = threading.Event()
-
-    def fill(batch):
-        if batch.index == 2:
-            go_on.wait(SECONDS)
-        batch.label[...] = batch.index
-
+    fill = waits_at_batch_2(go_on)
     name = f"child-{os.getpid()}"
     with tn.Feed(fill, SCHEMA, batches=5, shared=name) as feed, feed.serve(background=True) as server:
         attach(name, other)
