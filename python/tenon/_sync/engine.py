@@ -126,9 +126,7 @@ def _finish() -> None:
 
 def _end_process() -> None:
     """After the threads that feed queues."""
-    for thread in threading.enumerate():  # multiprocessing would join them after this
-        if not thread.daemon and thread is not threading.current_thread():
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does after this
     for function in _AT_PROCESS_END:
         function()
     passing.pass_on()
