@@ -4,6 +4,7 @@
 
     env.py NAME [--profiled]  .venv with requirements/NAME.txt and the wheel of this tree
     env.py compat VERSION [--profiled]  build/python-VERSION with requirements/compat.txt and the same wheel
+    env.py mxnet [--profiled]  build/mxnet with requirements/mxnet.txt and the same wheel, for tests/mxnet
 
 --profiled: the wheel as it is released, optimized with a profile (tools/wheel_profile.py; needs GCC). It
 takes two builds.
@@ -24,13 +25,15 @@ import sys
 
 import debian
 import wheel_profile
-from steps import ROOT, VENV, Running, must_run
+from steps import ROOT, VENV, Running, must_run, run
 
 WHEELS, PROFILED_WHEELS = ROOT / "build/wheel", ROOT / "build/profiled-wheel"
 BUILD_TOOLS = [
     f"tools/{name}" for name in ("readme.py", "wheel_profile.py", "wheel_workload.py", "wheel_workload.cc")
 ]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+MXNET_VERSION = "3.11"  # of the CPython on which MXNet is tested
+COMPLETE = ("mxnet",)  # lists that name all that they need, because their packages ask for what is older
 NAMES = ("tenon-arrays", "tenon")  # of the package; the second one in environments of earlier builds
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 
@@ -151,16 +154,24 @@ class Environment:
         """The name and the command of the step that installs requirements/NAME.txt: one pip command."""
         step = f"install requirements/{name}.txt into {self.folder.relative_to(ROOT)}"
         file = ROOT / "requirements" / f"{name}.txt"
-        return (step, self.python, *PIP, "install", "--progress-bar", "off", "-r", file)
+        options = ["--no-deps"] if name in COMPLETE else []
+        return (step, self.python, *PIP, "install", "--progress-bar", "off", *options, "-r", file)
 
     def note_installed(self, name):
         files = requirement_files(f"{name}.txt")
         self.note(**{file.stem: digest(requirement_files(file.name)) for file in files})
 
     def require(self, name):
+        if not self.try_to_have(name):
+            sys.exit(1)
+
+    def try_to_have(self, name):
+        """Whether requirements/NAME.txt is installed now."""
         if not self.has(name):
-            must_run(*self.installation(name))
+            if run(*self.installation(name)).returncode != 0:
+                return False
             self.note_installed(name)
+        return True
 
     @contextlib.contextmanager
     def requiring(self, name):
@@ -233,6 +244,19 @@ def prepare_compat(version, is_profiled=False):
         return None
     environment = Environment(ROOT / f"build/python-{version}", *python)
     environment.require("compat")
+    return with_wheel(environment, is_profiled)
+
+
+def prepare_mxnet(is_profiled=False):
+    """The environment with MXNet and the wheel, or None: no CPython for it, or pip could not install it."""
+    python = find_python(MXNET_VERSION)
+    if python is None:
+        return None
+    environment = Environment(ROOT / "build/mxnet", *python)
+    return with_wheel(environment, is_profiled) if environment.try_to_have("mxnet") else None
+
+
+def with_wheel(environment, is_profiled):
     environment.install(current_wheel(prepare("test" if is_profiled else "build", is_profiled), is_profiled))
     return environment
 
@@ -241,4 +265,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "compat":
         found = prepare_compat(sys.argv[2], "--profiled" in sys.argv[3:])
         sys.exit(0 if found else f"no CPython {sys.argv[2]} found")
+    if sys.argv[1] == "mxnet":
+        found = prepare_mxnet("--profiled" in sys.argv[2:])
+        sys.exit(0 if found else f"MXNet needs CPython {MXNET_VERSION} and requirements/mxnet.txt")
     prepare(sys.argv[1], "--profiled" in sys.argv[2:])

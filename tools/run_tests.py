@@ -179,6 +179,14 @@ def other_pythons(report, own):
             pytest(report, f"CPython {version}, searches", environment.python, *SEARCHES)
 
 
+def beside_mxnet(report):
+    environment = env.prepare_mxnet(is_profiled=True)
+    if environment is None:
+        report.summaries["MXNet"] = "NOT ON THIS MACHINE: no CPython for it, or pip could not install it"
+    else:
+        pytest(report, "MXNet", environment.python, "tests/mxnet")
+
+
 def wheel(report, environment):
     """What package indexes, and users of other CPythons, need of the wheel."""
     python, file = environment.python, env.current_wheel(environment, is_profiled=True)
@@ -237,6 +245,7 @@ def check(report, environment):
     pytest(report, "slow tests", python, "-m", "slow")
     pytest(report, "strict counts", python, "-m", "not slow", *COUNTED, TENON_COUNTS="strict")
     wheel(report, environment)
+    beside_mxnet(report)
     other_pythons(report, environment.stamp["python"])
 
 
