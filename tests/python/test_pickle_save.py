@@ -3,6 +3,7 @@
 
 import contextlib
 import errno
+import gzip
 import io
 import os
 import pickle
@@ -10,13 +11,16 @@ import re
 import resource
 import stat
 import struct
+import subprocess
 import threading
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
 
 import tenon as tn
+from tenon._array import params
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -258,7 +262,11 @@ def test_a_damaged_file_is_named(tmp_path, content, text):
         tn.load(io.BytesIO(content))
 
 
-@pytest.mark.parametrize("save", [np.save, np.savez])
+def save_params(stream, array):
+    params.write(stream, [tn.array(array), tn.ones((2, 1))], ["name", "other"])
+
+
+@pytest.mark.parametrize("save", [np.save, np.savez, save_params])
 def test_each_bit_that_is_changed_gives_an_array_or_an_error_of_the_file(save, tmp_path):
     whole, file = saved(save, np.ones(9, "u1")), tmp_path / "x"
     for place in range(8 * len(whole)):
@@ -497,6 +505,66 @@ def test_the_layout_of_params_files_is_mxnets(tmp_path):
     ]
     for array in old:  # of older versions, and with the shapes of NumPy
         assert tn.load(io.BytesIO(params_file(array)))[0].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("shape", [(1,), (), (0,), (2, 0)], ids=str)
+def test_all_arrays_of_a_params_file_have_one_form(tmp_path, shape):
+    """MXNet reads files of the one, or of the other."""
+    tn.save(tmp_path / "a.params", [tn.ones(2), tn.ones(shape), tn.ones(2)])
+    content = (tmp_path / "a.params").read_bytes()
+    old, new = (content.count(struct.pack("<I", 0xF993FAC9 + i)) for i in (0, 1))
+    assert (old, new) == ((3, 0) if shape == (1,) else (0, 3))
+
+
+class OnlyRead:
+    def __init__(self, content):
+        self.stream = io.BytesIO(content)
+        self.read, self.tell, self.seek = self.stream.read, self.stream.tell, self.stream.seek
+
+
+def test_params_are_read_from_files_of_each_kind(tmp_path):
+    path = tmp_path / "a.params"
+    tn.save(path, [tn.arange(100_000), tn.full((), 7)])
+    content = path.read_bytes()
+    with (
+        open(path, "rb", buffering=0) as unbuffered,
+        gzip.open(io.BytesIO(gzip.compress(content))) as packed,
+        subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as cat,
+    ):
+        for file in (io.BytesIO(content), OnlyRead(content), unbuffered, packed, cat.stdout):
+            assert [a.sum() for a in tn.load(file)] == [4_999_950_000, 7]
+
+
+@pytest.mark.parametrize("part", [1, 7, 64, 1 << 18])
+def test_arrays_of_any_layout_are_saved_and_loaded_in_parts(tmp_path, part, monkeypatch):
+    monkeypatch.setattr(params, "_PART", part)
+    random = np.random.default_rng(1)
+    arrays = []
+    for dtype in ("u1", "f4", "f8", "bool", "bfloat16") * 12:
+        shape = tuple(random.integers(0, 5, random.integers(0, 5)))
+        a = tn.array(random.integers(0, 2, shape)).astype(dtype)
+        a = a.transpose(*random.permutation(a.ndim)) if a.ndim else a
+        key = tuple(slice(None, None, int(random.choice([1, 1, 2, -1]))) for _ in shape)
+        arrays.append(a[key])
+    arrays.append(tn.from_numpy(np.broadcast_to(np.arange(3), (4, 3))))
+    tn.save(tmp_path / "a.params", arrays)
+    loaded = tn.load(tmp_path / "a.params")
+    for a, b in zip(loaded, arrays, strict=True):
+        assert (a.dtype, a.shape, a.tolist()) == (b.dtype, b.shape, b.tolist())
+
+
+def test_params_files_are_written_and_read_without_a_copy(tmp_path):
+    a = tn.zeros((4, 1 << 20))
+    for array in (a, a[:, ::2], a.T):
+        tracemalloc.start()
+        try:
+            tn.save(tmp_path / "a.params", array)
+            loaded = tn.load(tmp_path / "a.params")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < array.nbytes / 8
+        assert loaded[0].shape == array.shape
 
 
 def test_damaged_params_files_are_errors(tmp_path):

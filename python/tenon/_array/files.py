@@ -100,7 +100,9 @@ def save(file: File, data: Any) -> None:
         or .npz that ending is appended, as in NumPy: 'net.pt' becomes 'net.pt.npz'.
     data : array, or dict of str to array, or list of arrays
         One array goes to an npy file. A dict goes to an npz file under its names, a list under '0', '1', ...
-        A .params file has lists with and without names; one array is a list without names.
+        A .params file has lists with and without names; one array is a list without names. MXNet 1.9 cannot
+        read int16, uint16, uint32 and uint64, and reads a file with an array of the shape (), or without
+        elements, only under ``mx.util.np_shape(True)``.
 
     Raises
     ------
