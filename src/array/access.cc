@@ -98,8 +98,15 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
           static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kTooMany:
       return lease_conflict(
-          ": this process holds or awaits as many leases of shared memory as there is room for (160 of one "
-          "segment), or was forked while there was no room for another process; end some first");
+          ": this process has as many leases of shared memory as there is room for (160 of one segment), "
+          "and ",
+          conflict.holder.pid != 0 ? concat("some of them wait behind ", text_of(conflict.holder))
+                                   : std::string("holds all of them itself"),
+          "; end some first");
+    case Conflict::Reason::kNoPlace:
+      return lease_conflict(
+          ": this process was forked while there was no room for another process that uses the shared "
+          "memory");
     case Conflict::Reason::kNoFile:
       return lease_conflict(", which this process has inherited without a right to it: ", os::kLostText);
     case Conflict::Reason::kInherited:

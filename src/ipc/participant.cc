@@ -311,6 +311,22 @@ void Participant::give_grant(GrantId id) noexcept {
   os::wake_all(grants_given_);
 }
 
+bool Participant::is_short_of_grants() const noexcept {
+  constexpr int kMany = kGrants / 2;
+  int taken = 0;
+  for (const auto& word : taken_) taken += std::popcount(word.load(std::memory_order_relaxed));
+  return taken >= kMany;
+}
+
+bool Participant::refer_to(GrantId id) noexcept {
+  std::atomic<uint32_t>& count = references(id);
+  uint32_t n = count.load(std::memory_order_relaxed);
+  // pairs with: ProcessLock::write_request, "a grant that is counted"
+  while (n != 0 && !count.compare_exchange_weak(n, n + 1, std::memory_order_acq_rel)) {
+  }
+  return n != 0;
+}
+
 // Marks the grants as taken that hold deaths of earlier processes of the place.
 void Participant::keep_deaths() noexcept {
   const auto used = used_grants(place());

@@ -117,8 +117,12 @@ class Participant {
     return {&grants_given_, grants_given_.load(std::memory_order_acquire)};
   }
   bool has_grant_waits() const noexcept { return grant_waits_.load(std::memory_order_relaxed) != 0; }
-  // The number of parts and views that rely on a grant.
+  // So many grants are in use that readers of the same bytes should share one.
+  bool is_short_of_grants() const noexcept;
+  // The number of parts and views that wait for a grant or rely on it.
   std::atomic<uint32_t>& references(GrantId id) noexcept { return references_[id - 1]; }
+  // Adds a reference to a grant that may be free. False: it is free.
+  bool refer_to(GrantId id) noexcept;
 
   // For forks: reserves a place for the child, which the child takes in become_child(). The child has no
   // place if none was free or if it has no open file description of its own.

@@ -133,31 +133,86 @@ ProcessLock::GrantRequest ProcessLock::grant_request_of(const Request& request,
 
 // Why this process can get no grant.
 Conflict::Reason ProcessLock::no_grant_reason() const noexcept {
-  const bool has_place = segment_.participant().index() != Participant::kNone;
-  return has_place || !segment_.file().is_lost() ? Conflict::Reason::kTooMany : Conflict::Reason::kNoFile;
+  if (segment_.participant().index() != Participant::kNone) return Conflict::Reason::kTooMany;
+  return segment_.file().is_lost() ? Conflict::Reason::kNoFile : Conflict::Reason::kNoPlace;
 }
 
-// Waits for a free grant. kNoGrant: the conflict says why.
-GrantId ProcessLock::take_grant(const Deadline& deadline, Conflict* conflict) noexcept {
+// The process has all the grants that it can have. Names the process behind which some of them wait; without
+// a number: this process holds them all.
+void ProcessLock::describe_full(Conflict* conflict) const noexcept {
+  conflict->holder = Holder();
+  for (const Grant& own : used_grants(segment_.participant().place())) {
+    const uint64_t word = look(own.state);
+    if (GrantState::kind(word) != GrantKind::kWaiting) continue;
+    const ProcessLock& lock = segment_.lock(GrantState::block(word));
+    if (lock.describe_holder(range_of(own), GrantState::access(word), &conflict->holder)) return;
+  }
+}
+
+// Waits until the request has a grant, which waits or was given. kNoGrant: the conflict says why.
+GrantId ProcessLock::begin(const GrantRequest& wanted, const Deadline& deadline,
+                           Conflict* conflict) noexcept {
   Participant& self = segment_.participant();
   conflict->reason = no_grant_reason();
   if (self.index() == Participant::kNone) return kNoGrant;
-  GrantId grant = self.take_grant();
-  if (grant != kNoGrant || deadline.has_passed()) return grant;
-  Waiter waiter(deadline);
-  self.begin_grant_wait();
-  WaitEnd end = WaitEnd::kOver;
-  while (end == WaitEnd::kOver) {
-    const os::Sleep given = self.grants_given();
-    grant = self.take_grant();
-    if (grant != kNoGrant) break;
-    end = waiter.sleep_on(&given, 1, Waiter::kSliceNs, [] {
-      return std::string("for this process to hold fewer leases of shared memory");
-    });
+  const bool is_brief = deadline.leaves_no_time();
+  GrantId grant = begin(wanted, is_brief);
+  if (grant != kNoGrant) return grant;
+  WaitEnd end = deadline.has_passed() ? WaitEnd::kTimeout : WaitEnd::kOver;
+  if (end == WaitEnd::kOver) {
+    Waiter waiter(deadline);
+    self.begin_grant_wait();
+    while (end == WaitEnd::kOver) {
+      const os::Sleep given = self.grants_given();
+      grant = begin(wanted, is_brief);
+      if (grant != kNoGrant) break;
+      end = waiter.sleep_on(&given, 1, Waiter::kSliceNs, [] {
+        return concat("for this process to hold fewer leases of shared memory than ", kGrants,
+                      " of a segment");
+      });
+    }
+    self.end_grant_wait();
   }
   if (end == WaitEnd::kInterrupted) conflict->reason = Conflict::Reason::kInterrupted;
-  self.end_grant_wait();
+  if (end == WaitEnd::kTimeout) describe_full(conflict);
   return grant;
+}
+
+GrantId ProcessLock::begin(const GrantRequest& wanted, bool is_brief) noexcept {
+  GrantId grant = join(wanted);
+  if (grant != kNoGrant) return grant;
+  grant = segment_.participant().take_grant();
+  if (grant != kNoGrant) write_request(wanted, grant, is_brief);
+  return grant;
+}
+
+// The grant of an earlier reader, which the request now shares. kNoGrant: there is none.
+GrantId ProcessLock::join(const GrantRequest& wanted) noexcept {
+  Participant& self = segment_.participant();
+  if (wanted.access != Access::kRead || !self.is_short_of_grants()) return kNoGrant;
+  bool has_writer = false;
+  visit_leases_of_others(wanted.bytes, [&](uint32_t, const Place&, const Grant&, uint64_t word) {
+    has_writer |= GrantState::kind(word) != GrantKind::kGranted && GrantState::access(word) == Access::kWrite;
+  });
+  const auto is_of_reader = [&](uint64_t word) {
+    return GrantState::block(word) == index_ && GrantState::access(word) == Access::kRead &&
+           (GrantState::kind(word) == GrantKind::kWaiting || GrantState::kind(word) == GrantKind::kGranted);
+  };
+  const auto used = used_grants(self.place());
+  for (uint32_t i = 0; i < used.size(); ++i) {
+    Grant& other = used[i];
+    const uint64_t word = look(other.state);
+    if (!is_of_reader(word) || GrantState::is_brief(word)) continue;
+    if (has_writer && GrantState::kind(word) == GrantKind::kGranted) continue;
+    const uint64_t ticket = look(other.ticket);
+    if (!range_of(other).contains(wanted.bytes) || !self.refer_to(i + 1)) continue;
+    if (is_of_reader(look(other.state)) && look(other.ticket) == ticket) {
+      disown(i + 1);
+      return i + 1;
+    }
+    free_grant(i + 1);  // meanwhile it has become that of another request
+  }
+  return kNoGrant;
 }
 
 // Afterwards the grant waits.
@@ -165,6 +220,8 @@ void ProcessLock::write_request(const GrantRequest& wanted, GrantId grant, bool 
   const uint32_t self = segment_.participant().index();
   Block& b = block();
   Grant& r = segment_.participant().grant(grant);
+  // pairs with: Participant::refer_to, "a grant that is counted"
+  segment_.participant().references(grant).store(1, std::memory_order_release);
   // A thread that reads the bytes of this request instead of those of an earlier one in the same grant also
   // sees that the earlier one has ended.
   publish(r.begin, wanted.bytes.begin);
@@ -185,9 +242,7 @@ void ProcessLock::write_request(const GrantRequest& wanted, GrantId grant, bool 
 
 GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
   if (request.kind == HolderKind::kOp && !OpQuota::instance().take(request)) return kNoGrant;
-  const GrantId grant = segment_.participant().take_grant();
-  if (grant != kNoGrant) write_request(grant_request_of(request, part), grant, false);
-  return grant;
+  return begin(grant_request_of(request, part), false);
 }
 
 ProcessLock::GrantResult ProcessLock::try_grant(GrantId grant, bool ignores_death, Blockers* blockers,
@@ -265,7 +320,6 @@ ProcessLock::GrantResult ProcessLock::try_grant(GrantId grant, bool ignores_deat
     free_grant(grant);
     return GrantResult::kDied;
   }
-  self.references(grant).store(1, std::memory_order_relaxed);
   end_wait(grant, GrantState::make(index_, GrantKind::kGranted, access));
   note_grant();
   return GrantResult::kGranted;
@@ -310,6 +364,7 @@ bool ProcessLock::is_ending(const Blockers& blockers) noexcept {
 
 void ProcessLock::free_grant(GrantId grant) noexcept {
   Participant& self = segment_.participant();
+  if (add(self.references(grant), ~0u) != 1) return;
   std::atomic<uint64_t>& state = self.grant(grant).state;
   if (GrantState::kind(state.load(std::memory_order_relaxed)) == GrantKind::kGranted) {
     publish(state, uint64_t{GrantKind::kFree});
@@ -367,9 +422,8 @@ bool ProcessLock::enter(const Request& request, RequestPart& part, const Deadlin
 // kNoGrant: the conflict says why.
 GrantId ProcessLock::enter(const GrantRequest& wanted, const Deadline& deadline,
                            Conflict* conflict) noexcept {
-  const GrantId grant = take_grant(deadline, conflict);
+  const GrantId grant = begin(wanted, deadline, conflict);
   if (grant == kNoGrant) return kNoGrant;
-  write_request(wanted, grant, deadline.leaves_no_time());
   Blockers blockers;
   const auto look_again = [&] { return try_grant(grant, wanted.ignores_death, &blockers, conflict); };
   GrantResult seen = look_again();
@@ -460,7 +514,6 @@ void ProcessLock::share(GrantId grant) noexcept {
 
 void ProcessLock::leave(GrantId grant, bool has_written) noexcept {
   if (has_written) note_write();
-  if (add(segment_.participant().references(grant), ~0u) != 1) return;
   free_grant(grant);
 }
 
@@ -522,17 +575,19 @@ void ProcessLock::visit_others(const Extent& extent, void (*visit)(const Holder&
 }
 
 bool ProcessLock::describe_holder(const Asked& asked, Holder* holder) noexcept {
+  return describe_holder(bytes_of(asked.extent), asked.access, holder);
+}
+
+bool ProcessLock::describe_holder(const ByteRange& bytes, Access access, Holder* holder) const noexcept {
   uint32_t found = Participant::kNone;
   bool is_granted = false;
-  visit_leases_of_others(
-      bytes_of(asked.extent), [&](uint32_t p, const Place& place, const Grant& other, uint64_t word) {
-        if (!in_conflict(asked.access, GrantState::access(word))) return;
-        if (found != Participant::kNone && (is_granted || GrantState::kind(word) != GrantKind::kGranted))
-          return;
-        found = p;
-        is_granted = GrantState::kind(word) == GrantKind::kGranted;
-        describe(place, other, holder);
-      });
+  visit_leases_of_others(bytes, [&](uint32_t p, const Place& place, const Grant& other, uint64_t word) {
+    if (!in_conflict(access, GrantState::access(word))) return;
+    if (found != Participant::kNone && (is_granted || GrantState::kind(word) != GrantKind::kGranted)) return;
+    found = p;
+    is_granted = GrantState::kind(word) == GrantKind::kGranted;
+    describe(place, other, holder);
+  });
   if (found == Participant::kNone) return false;
   describe_state(found, holder);
   return true;

@@ -7,6 +7,11 @@
 // grants. There is no mutex: a stopped process blocks only requests for the same bytes, and their errors name
 // it.
 //
+// A process has a limited number of grants in a segment. Once half of them are in use, a reader shares the
+// grant of an earlier reader of its process that covers its bytes, if that waits, or if no writer of another
+// process waits for them. So a writer waits for the readers that have joined until the grant was given, and
+// for no later ones. A shared grant has no owner, because it could show only one.
+//
 // A request is announced (kArriving) before it takes its ticket, and shows the ticket afterwards. So of two
 // requests that conflict, the later one sees the earlier one and waits for it.
 #pragma once
@@ -59,9 +64,9 @@ class ProcessLock : public Gate {
     size_t word_count() const noexcept { return count + 1; }
   };
 
-  // Writes a request into this process' place, as a waiting grant. kNoGrant: no grant is free, or too many
-  // ops have requests. Then it must be tried again when a grant was freed, and when the proxy waiter is
-  // called.
+  // Writes a request into this process' place, as a waiting grant, or shares one. kNoGrant: no grant is free,
+  // or too many ops have requests. Then it must be tried again when a grant was freed, and when the proxy
+  // waiter is called.
   GrantId begin(Request& request, const RequestPart& part) noexcept;
   // Grants the request if no other one blocks it. kBlocked: sets the blockers, and the conflict's holder to
   // one of them. kDied: the grant is free again, and the conflict names the process that died.
@@ -69,7 +74,7 @@ class ProcessLock : public Gate {
                         Conflict* conflict) noexcept {
     return try_grant(grant, grant_request_of(request, part).ignores_death, blockers, conflict);
   }
-  // Frees a grant that waits or was given.
+  // Gives back a reference to a grant that waits or was given. The last one frees it.
   void free_grant(GrantId grant) noexcept;
   // Reaps the blockers that have died. True: there was one, so try again. Asks the kernel about each blocker;
   // with only_marked, only about those that it has marked.
@@ -88,12 +93,16 @@ class ProcessLock : public Gate {
   GrantRequest grant_request_of(const Request& request, const RequestPart& part) const noexcept;
   ByteRange bytes_of(const Extent& extent) const noexcept;
   Conflict::Reason no_grant_reason() const noexcept;
-  GrantId take_grant(const Deadline& deadline, Conflict* conflict) noexcept;
+  GrantId begin(const GrantRequest& wanted, bool is_brief) noexcept;
+  GrantId begin(const GrantRequest& wanted, const Deadline& deadline, Conflict* conflict) noexcept;
+  GrantId join(const GrantRequest& wanted) noexcept;
   // is_brief: it does not wait.
   void write_request(const GrantRequest& wanted, GrantId grant, bool is_brief) noexcept;
   GrantId enter(const GrantRequest& wanted, const Deadline& deadline, Conflict* conflict) noexcept;
   GrantResult try_grant(GrantId grant, bool ignores_death, Blockers* blockers, Conflict* conflict) noexcept;
   void end_wait(GrantId ended, uint64_t state) noexcept;
+  void describe_full(Conflict* conflict) const noexcept;
+  bool describe_holder(const ByteRange& bytes, Access access, Holder* holder) const noexcept;
   template <class Visit>
   void visit_leases_of_others(const ByteRange& bytes, Visit visit) const noexcept;
   bool has_other_place(uint32_t pid, uint32_t participant) const noexcept;

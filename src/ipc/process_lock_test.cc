@@ -218,20 +218,22 @@ TEST_F(Lock, RequestsAreToldOfTheirTurnAndCanBeTakenBack) {
 
 TEST_F(Lock, WithoutAGrantALeaseWaitsAndARequestIsToldLater) {
   std::vector<std::unique_ptr<TestLease>> turns;
-  for (uint32_t i = 0; i < kGrants; ++i) {
-    turns.push_back(std::make_unique<TestLease>(in(a_), kRead));
+  for (size_t i = 0; i < kGrants; ++i) {  // each of bytes that no earlier one covers
+    const size_t begin = i % (kNbytes - 2), end = begin + 1 + i / (kNbytes - 2);
+    turns.push_back(std::make_unique<TestLease>(in(a_), kRead, begin, end));
     ASSERT_TRUE(turns.back()->acquire());
     turns.back()->detach();  // else the next one would be a part of it
   }
   TestLease none(in(a_), kRead);
   EXPECT_FALSE(none.acquire(0));
   EXPECT_EQ(none.reason(), Reason::kTooMany);
+  EXPECT_EQ(none.conflict.holder.pid, 0U) << "no other process is in the way";
   TestLease late(in(a_), kRead);
   EXPECT_FALSE(late.acquire(20'000'000));
   EXPECT_EQ(late.reason(), Reason::kTooMany);
   EXPECT_FALSE(is_granted_now(b_, kWrite));
 
-  TestLease more(in(a_), kRead);
+  TestLease more(in(a_), kRead, 0, kNbytes / 2);
   std::thread thread([&] { EXPECT_TRUE(more.acquire()); });
   EXPECT_TRUE(comes_true([&] { return a_.segment().participant().has_grant_waits(); }));
   turns.pop_back();

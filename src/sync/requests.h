@@ -48,7 +48,9 @@ struct Conflict {
     kMemoryDied,    // the process that had allocated the memory on a device has ended
     kNotHeld,       // the item of a channel was sent, or another process has it
     kInherited,     // a forked child still has views from before the fork
-    kTooMany,       // the process holds as many leases of this memory as there is room for
+    kTooMany,       // the process has as many leases of this memory as there is room for; holder: of another
+                    // process, behind which some of them wait
+    kNoPlace,       // it is a forked child, and there was no room for another process
     kNoFile,        // it is a forked child without a right to it: its parent had lost the descriptor
   };
   Reason reason = Reason::kHostView;

@@ -4,6 +4,8 @@
 What changes a limit of the process, or needs one that no other program uses, is a program of its own.
 """
 
+import asyncio
+import concurrent.futures
 import gc
 import os
 import pickle
@@ -149,7 +151,7 @@ def test_thousands_of_arrays_live_at_a_time():
 def test_many_leases_of_one_process_at_a_time(other):
     a = tn.zeros((400, 4), shared=True)
     leases = [row.lease("w") for row in a[:160]]
-    with pytest.raises(tn.LeaseConflict, match="as many leases"):
+    with pytest.raises(tn.LeaseConflict, match=r"\(160 of one segment\), and holds all of them itself"):
         a[160].lease("w", timeout=0.05)
     woken = []
     thread = threading.Thread(target=lambda: woken.append(a[161].lease("w").detach()))
@@ -161,6 +163,57 @@ def test_many_leases_of_one_process_at_a_time(other):
         lease.release()
     a[...] = 1
     assert other.ask("a.tolist()[399]", a=a) == [1] * 4
+
+
+@pytest.mark.parametrize("waiting", ["tasks", "threads"])
+def test_many_readers_that_wait_leave_room_for_a_call(other, waiting):
+    n, a = 200, tn.zeros((64, 4), shared=True)
+    other.ask("held = a.lease('w')", a=a)
+
+    async def read(k):
+        async with a[k % 64].read() as v:
+            return v.tolist()
+
+    def read_in_thread(k):
+        with a[k % 64].read() as v:
+            return v.tolist()
+
+    async def main():
+        if waiting == "tasks":
+            readers = [asyncio.create_task(read(k)) for k in range(n)]
+        else:
+            readers = [asyncio.get_running_loop().run_in_executor(pool, read_in_thread, k) for k in range(n)]
+        await asyncio.sleep(0.3)
+        with pytest.raises(TimeoutError, match=r"process \d+ .* that holds it for writing"):
+            a[0].lease("r", timeout=0.05)
+        other.ask("held.release()")
+        return await asyncio.gather(*readers)
+
+    with concurrent.futures.ThreadPoolExecutor(n) as pool:
+        assert asyncio.run(main()) == [[0] * 4] * n
+    other.ask("a[...] = 1")
+    assert a.tolist() == [[1] * 4] * 64
+
+
+def test_a_process_without_room_for_a_lease_is_told_behind_whom_it_waits(other):
+    a = tn.zeros((400, 4), shared=True)
+    other.ask("held = a.lease('w')", a=a)
+
+    async def read(k):
+        async with a[k].read():
+            pass
+
+    async def main():
+        readers = [asyncio.create_task(read(k)) for k in range(200)]
+        await asyncio.sleep(0.3)
+        with pytest.raises(
+            tn.LeaseConflict, match=r"160 of one segment.* wait behind process \d+ .* for writing"
+        ):
+            a[300].lease("r", timeout=0.05)
+        other.ask("held.release()")
+        await asyncio.gather(*readers)
+
+    asyncio.run(main())
 
 
 def test_any_number_of_ops_may_wait_for_shared_arrays(other):
