@@ -49,6 +49,7 @@ constexpr std::array<const char*, kCount> kNames = {
     "report_unseen",
     "drop_views",
     "find_views",
+    "report",
 };
 
 std::array<PyObject*, kCount> table{};  // under the GIL

@@ -54,6 +54,7 @@ enum class Callback : size_t {
   // Views.
   kDropViews,
   kFindViews,
+  kReport,
   kCount,
 };
 

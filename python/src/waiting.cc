@@ -30,6 +30,7 @@ struct Interrupt {
   int waits = 0;              // that sleep
 };
 thread_local Interrupt interrupt;
+thread_local int reports = 0;  // of tasks, whose words this thread asks for
 
 bool is_main_thread() noexcept {
   try {
@@ -236,9 +237,9 @@ void report_with(Body body) {
 void find_views(const tenon_holder* holder, const void* begin, const void* end, char* text,
                 size_t size) noexcept {
   report_with([&] {
-    const nb::object found =
-        callback(Callback::kFindViews)(reinterpret_cast<uintptr_t>(begin), reinterpret_cast<uintptr_t>(end),
-                                       holder->access == TENON_WRITE, holder->thread);
+    const nb::object found = callback(Callback::kFindViews)(
+        reinterpret_cast<uintptr_t>(begin), reinterpret_cast<uintptr_t>(end), holder->access == TENON_WRITE,
+        holder->thread, interrupt.waits > 0 || reports > 0);
     const std::string_view words = text_of(found);
     text[words.copy(text, size - 1)] = '\0';
   });
@@ -277,9 +278,18 @@ std::string ReportTimer::waited_text() const {
 }
 
 void report_wait(const char* text) noexcept {
-  report_with(
-      [&] { nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text); });
+  report_with([&] {
+    if (std::string_view(text).starts_with("waiting for ")) {
+      callback(Callback::kReport)(text);
+    } else {
+      nb::module_::import_("logging").attr("getLogger")("tenon").attr("warning")("%s", text);
+    }
+  });
 }
+
+InReport::InReport() noexcept { ++reports; }
+
+InReport::~InReport() { --reports; }
 
 InBody::InBody() noexcept { ++interrupt.bodies; }
 

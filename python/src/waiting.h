@@ -64,12 +64,22 @@ bool set_noted_interrupt() noexcept;
 // The same, thrown.
 void raise_noted_interrupt();
 
+// Asks for words of a report in this thread.
+class InReport {
+ public:
+  InReport() noexcept;
+  InReport(const InReport&) = delete;
+  InReport& operator=(const InReport&) = delete;
+  ~InReport();
+};
+
 // What ask(text, size) writes, one of tenon_lease_report and tenon_await_report; without words it is asked
 // with NULL, and the result is empty.
 template <class Ask>
 std::string report_of(bool is_in_words, Ask ask) {
   std::array<char, 4096> text;
   text[0] = '\0';
+  const InReport in_report;
   (void)ask(is_in_words ? text.data() : nullptr, text.size());
   return text.data();
 }

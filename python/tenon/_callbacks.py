@@ -12,7 +12,7 @@ from typing import Any
 from . import _core, _errors
 from ._array.fields import write_field
 from ._array.share import check_on_owner_died
-from ._sync import bodies, counts, endings, holders, lease, ops
+from ._sync import bodies, counts, endings, holders, lease, ops, tasks
 
 
 def _imported_later(module: str, name: str) -> Any:
@@ -61,6 +61,7 @@ _core.set_callbacks(
         "report_unseen": ops.report_unseen,
         "drop_views": _imported_later("._sync.views", "drop_views"),
         "find_views": _imported_later("._sync.views", "find_views"),
+        "report": tasks.report,
     }
 )
 

@@ -490,6 +490,35 @@ def test_tasks_that_wait_for_one_holder_share_reports_and_searches(quick_reports
     assert 0 < len(searches) <= 1 + seconds, "not one for each task"
 
 
+def test_tasks_that_are_cancelled_or_run_out_of_time_do_not_search_each(monkeypatch):
+    a, n = tn.zeros(3), 50
+    searches = []
+    search = _views._search
+    monkeypatch.setattr(_views, "_search", lambda *given: searches.append(given) or search(*given))
+    lease = a.lease("w")
+    kept = [np.asarray(a)]
+    lease.detach()
+
+    async def read(timeout):
+        async with a.read(timeout=timeout):
+            pass
+
+    async def main():
+        readers = [asyncio.create_task(read(None)) for _ in range(n)]
+        await asyncio.sleep(0.01)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        assert not searches, "nobody gets their texts"
+        return await asyncio.gather(*[read(0.01) for _ in range(n)], return_exceptions=True)
+
+    errors = asyncio.run(main())
+    assert all(isinstance(error, TimeoutError) and "view is kept by: " in str(error) for error in errors)
+    assert len(searches) < 3
+    kept.clear()
+    lease.release()
+
+
 def test_a_loop_that_is_closed_is_not_told():
     done = run("""
         import asyncio, tenon as tn

@@ -201,6 +201,56 @@ def test_every_long_wait_names_the_holder_its_line_and_the_variable(kind, report
     tn.waitall()
 
 
+def test_threads_that_wait_for_one_holder_share_reports_and_searches(reports, monkeypatch):
+    a, n = tn.zeros(8), 30
+    searches = []
+    search = _views._search
+    monkeypatch.setattr(_views, "_search", lambda *given: searches.append(given) or search(*given))
+    holder = Holder("block", a)
+    waiters = [threading.Thread(target=lambda: a.lease("r").release(), daemon=True) for _ in range(n)]
+    began = time.monotonic()
+    for waiter in waiters:
+        waiter.start()
+    time.sleep(1)
+    seconds = time.monotonic() - began
+    texts = [text for texts in list(reports.texts.values()) for text in list(texts) if "s behind" in text]
+    n_searches = len(searches)
+    holder.end()
+    for waiter in waiters:
+        waiter.join(SECONDS)
+    assert 3 < len(texts) <= 2 + seconds / 0.1, "not one for each thread"
+    assert all("its view is kept by: variable `view_of_block` of" in text for text in texts), texts
+    assert 0 < n_searches <= 2 + seconds, "not one for each thread"
+
+
+def test_threads_that_run_out_of_time_share_searches(monkeypatch):
+    a, n = tn.zeros(8), 30
+    searches, texts = [], []
+    search = _views._search
+
+    def slow_search(*given):
+        searches.append(given)
+        time.sleep(0.2)
+        return search(*given)
+
+    monkeypatch.setattr(_views, "_search", slow_search)
+    holder = Holder("kept_view", a)
+
+    def wait():
+        with pytest.raises(TimeoutError) as caught:
+            a.lease("r", timeout=0.01)
+        texts.append(str(caught.value))
+
+    waiters = [threading.Thread(target=wait, daemon=True) for _ in range(n)]
+    for waiter in waiters:
+        waiter.start()
+    for waiter in waiters:
+        waiter.join(SECONDS)
+    assert len(texts) == n and all("it is kept by: variable `kept` of" in text for text in texts)
+    assert len(searches) < n / 2, "not one for each thread"
+    holder.end()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kept_view", "lease"])
 def test_a_wait_for_all_ops_names_the_holder_of_what_an_op_waits_for(kind, reports):

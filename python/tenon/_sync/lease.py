@@ -349,14 +349,15 @@ async def granted(
         return
     behind = ""
     try:
-        async with asyncio.timeout(limit.seconds):
+        async with asyncio.timeout(limit.seconds) as timer:
             try:
                 if not is_granted:
                     await signal
                     is_granted = True
                 await until_empty(lease.call_ahead)
             except asyncio.CancelledError:  # before the request ends
-                behind = lease.call_ahead() if is_granted else lease.report(True)
+                if timer.expired():
+                    behind = lease.call_ahead() if is_granted else lease.report(True)
                 await cancelled(lease)
                 raise
     except TimeoutError:

@@ -22,14 +22,23 @@ _MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threads
 _MOST_REPORTS = 100  # that are remembered
 
-# What tasks of a loop were reported to wait for, without ages, by the loop's identity: when.
-_reported: dict[tuple[int, str], float] = {}
-_reporting_thread = 0  # the thread whose loop asks for the words of a report
+# The reports of waits without durations and ages: when it was logged last, and for which waiter.
+_reported: dict[str, tuple[float, int]] = {}
 
 
-def is_reporting() -> bool:
-    """Whether this thread asks for the words of a task's report."""
-    return _reporting_thread == threading.get_ident()
+def report(text: str, waiter: int | None = None) -> None:
+    """Logs what a thread or task waits for. One of all that wait for the same is logged, as long as it waits.
+    ``waiter``: its identity; None: this thread."""
+    waiter = threading.get_ident() if waiter is None else waiter
+    key = re.sub(r"\b[\d.]+ m?s\b", "", text)
+    now, period = time.monotonic(), _core.set_report_seconds(0)
+    when, logged = _reported.get(key, (now, waiter))
+    if logged != waiter and now - when < 1.5 * period:
+        return
+    if len(_reported) >= _MOST_REPORTS:
+        _reported.clear()
+    _reported[key] = now, waiter
+    log.warning("%s", text)
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -111,28 +120,11 @@ class Signal:
         self._next_report = self._loop.call_later(seconds, self._report)
 
     def _report(self) -> None:
-        global _reporting_thread
-        is_due = self._timer.is_due()
-        _reporting_thread = threading.get_ident()
-        try:
-            behind = self._ask(is_due)
-        finally:
-            _reporting_thread = 0
-        if behind and self._is_first(behind):
-            log.warning("waiting for %s behind %s", self._timer.text(), behind)
+        behind = self._ask(self._timer.is_due())
+        if behind:
+            report(f"waiting for {self._timer.text()} behind {behind}", id(self))
         if not self._is_over:
             self._report_later(self._timer.left())
-
-    def _is_first(self, behind: str) -> bool:
-        """False: another task of the loop was reported to wait for the same, in this period of reports."""
-        key = id(self._loop), re.sub(r"\b[\d.]+ m?s\b", "", behind)
-        now, period = time.monotonic(), _core.set_report_seconds(0)
-        if now - _reported.get(key, -period) < 0.9 * period:
-            return False
-        if len(_reported) >= _MOST_REPORTS:
-            _reported.clear()
-        _reported[key] = now
-        return True
 
 
 async def until_empty(find: Callable[[], str]) -> None:
@@ -142,6 +134,6 @@ async def until_empty(find: Callable[[], str]) -> None:
     timer, pause = _core.ReportTimer(), 0.0
     while found := find():
         if timer.is_due():
-            log.warning("waiting for %s behind %s", timer.text(), found)
+            report(f"waiting for {timer.text()} behind {found}", id(timer))
         await asyncio.sleep(pause)
         pause = min(2 * pause + 0.0001, _MAX_POLL_SECONDS)

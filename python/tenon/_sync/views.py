@@ -24,14 +24,13 @@ from .endings import has_unsettled, no_other_search, settle
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
 from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, is_result_name
-from .tasks import is_reporting
 
 _MAX_NAMED = 4
 _MOST_RECENT = 100
 _RECENT_SECONDS = 1.0
 _MAX_VIEWS = 64  # of a conflict, for which live references are looked for
 
-# What `find_views` has found for the report of a task, and until when it is used for reports of others.
+# What `find_views` has found, and when the search began.
 _recent: dict[tuple[int, int, bool, int], tuple[float, str]] = {}
 
 _object_of: Any = AttributeError.__dict__["obj"].__get__
@@ -244,13 +243,27 @@ def _shell() -> Any:
         return None
 
 
-def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
+def find_views(begin: int, end: int, is_write: bool, thread: int, is_report: bool = False) -> str:
     """What refers to views of some memory, for messages of the library about waits, as 'variable `x` of main
     (train.py:12)'; empty if nothing is found. ``is_write``: the holder in question holds the bytes for
-    writing. ``thread``: the kernel's number of its thread, whose variables are named first."""
+    writing. ``thread``: the kernel's number of its thread, whose variables are named first.
+
+    Many waits may ask at a time: they share a search that began after they had asked. ``is_report``: for the
+    report of a long wait or for a task, which may use a recent search."""
     key = begin, end, is_write, thread
-    if is_reporting() and time.monotonic() < _recent.get(key, (0.0, ""))[0]:  # for another task
-        return _recent[key][1]
+    oldest = time.monotonic() - (_RECENT_SECONDS if is_report else 0.0)
+    with no_other_search():
+        began = time.monotonic()
+        if key in _recent and _recent[key][0] >= oldest:
+            return _recent[key][1]
+        text = _found_text(begin, end, is_write, thread)
+        if len(_recent) >= _MOST_RECENT:
+            _recent.clear()
+        _recent[key] = began, text
+        return text
+
+
+def _found_text(begin: int, end: int, is_write: bool, thread: int) -> str:
     threads: dict[int, Any] = getattr(threading, "_active", {})
     idents = [ident for ident, known in list(threads.items()) if known.native_id == thread]
     found = [place for _, place in _search([(begin, end)], QUICK, *idents[:1])]
@@ -259,12 +272,7 @@ def find_views(begin: int, end: int, is_write: bool, thread: int) -> str:
     views = [place for place in found if not place.is_original] or found
     if is_write:
         views = [place for place in views if place.is_writable] or views
-    text = _some(list(dict.fromkeys(place.text for place in views)))
-    if is_reporting():
-        if len(_recent) >= _MOST_RECENT:
-            _recent.clear()
-        _recent[key] = time.monotonic() + _RECENT_SECONDS, text
-    return text
+    return _some(list(dict.fromkeys(place.text for place in views)))
 
 
 def _some(texts: list[str]) -> str:

@@ -184,9 +184,11 @@ def test_many_readers_that_wait_leave_room_for_a_call(other, waiting):
         else:
             readers = [asyncio.get_running_loop().run_in_executor(pool, read_in_thread, k) for k in range(n)]
         await asyncio.sleep(0.3)
-        with pytest.raises(TimeoutError, match=r"process \d+ .* that holds it for writing"):
-            a[0].lease("r", timeout=0.05)
-        other.ask("held.release()")
+        try:
+            with pytest.raises(TimeoutError, match=r"process \d+ .* that holds it for writing"):
+                a[0].lease("r", timeout=0.05)
+        finally:
+            other.ask("held.release()")
         return await asyncio.gather(*readers)
 
     with concurrent.futures.ThreadPoolExecutor(n) as pool:
