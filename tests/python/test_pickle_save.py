@@ -185,6 +185,29 @@ def test_a_mapped_file_is_the_memory(tmp_path):
     assert not tn.load(tmp_path / "a.npy", mmap_mode="r").writable
 
 
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_file_that_is_too_short_is_not_mapped_and_stays_as_it_is(tmp_path, mode):
+    path = tmp_path / "a.npy"
+    tn.save(path, tn.ones(1000))
+    cut = path.read_bytes()[:-1]
+    path.write_bytes(cut)
+    with pytest.raises(ValueError, match=r"a\.npy: the file is damaged or cut off"):
+        tn.load(path, mmap_mode=mode)
+    assert path.read_bytes() == cut
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_elements_that_would_have_to_be_converted_are_not_mapped(tmp_path, mode):
+    np.save(tmp_path / "swapped.npy", np.arange(3, dtype=">f4"))
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (3,)}\n"
+    begin = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "odd.npy").write_bytes(begin + np.arange(3.0).tobytes())
+    for name, fault in (("swapped.npy", "have the other byte order"), ("odd.npy", "are unaligned")):
+        assert tn.load(tmp_path / name).tolist() == [0, 1, 2]
+        with pytest.raises(ValueError, match=f"cannot be mapped: its elements {fault}"):
+            tn.load(tmp_path / name, mmap_mode=mode)
+
+
 @pytest.mark.parametrize("mode", ["w", "w+", "x", "rw", "write", 0])
 def test_a_mode_that_would_empty_the_file_or_is_unknown_is_refused(tmp_path, mode):
     tn.save(tmp_path / "a.npy", tn.ones(3))
@@ -297,6 +320,47 @@ FILES = ("a.npy", "a.npz", "a.params")
 def content(name, value, n=3):
     a = tn.full(n, value, "f8")
     return a if name == "a.npy" else {"w": a}
+
+
+class Raw(io.RawIOBase):
+    """Its calls read and write as little as they may."""
+
+    def __init__(self, data=b""):
+        self.file = io.BytesIO(data)
+        self.seek, self.tell = self.file.seek, self.file.tell
+
+    def readable(self):
+        return True
+
+    writable = seekable = readable
+
+    def write(self, data):
+        return self.file.write(bytes(data)[:7])
+
+    def readinto(self, room):
+        return self.file.readinto(memoryview(room)[:7])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_raw_files_are_written_and_read_whole(tmp_path, name):
+    tn.save(tmp_path / name, content(name, 1))
+    whole = (tmp_path / name).read_bytes()
+    assert str(tn.load(Raw(whole))) == str(tn.load(tmp_path / name))
+    if not name.endswith(".params"):  # which only a path selects
+        raw = Raw()
+        tn.save(raw, content(name, 1))
+        raw.seek(0)
+        assert str(tn.load(raw)) == str(tn.load(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_a_raw_file_that_takes_nothing_now_is_an_error(name):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with open(writer, "wb", buffering=0) as file, open(reader, "rb"):
+        big = tn.zeros(100_000)
+        with pytest.raises(BlockingIOError):
+            tn.save(file, big if name == "a.npy" else {"a": big})
 
 
 def first_value(path):

@@ -25,6 +25,7 @@ File = str | os.PathLike[str] | BinaryIO
 _MMAP_MODES = (None, "r", "r+", "c")
 _NPY = b"\x93NUMPY"
 _NPZ = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an empty one
+_PART_NBYTES = 1 << 20
 _MOST_NAME_BYTES = 65_535 - len(".npy")  # of an array in an npz file
 
 
@@ -142,9 +143,45 @@ def save(file: File, data: Any) -> None:
 
 def _written(file: File, ending: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if not isinstance(file, (str, os.PathLike)):
-        return contextlib.nullcontext(file)
+        return contextlib.nullcontext(_whole(file))
     path = os.fsdecode(file)
     return replaced(path if path.endswith(ending) else path + ending)
+
+
+def _whole(file: Any) -> Any:
+    return _Whole(file) if isinstance(file, io.RawIOBase) else file
+
+
+class _Whole:
+    """A raw file, such as that of a socket or one without a buffer. Its own calls may read or write less than
+    they are asked to."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[self._ready(self._file.write(rest)) :]
+        return memoryview(data).nbytes
+
+    def read(self, nbytes: int = -1) -> bytes:
+        data = bytearray()
+        while nbytes < 0 or len(data) < nbytes:
+            part = self._ready(self._file.read(_PART_NBYTES if nbytes < 0 else nbytes - len(data)))
+            if not part:
+                break
+            data += part
+        return bytes(data)
+
+    @staticmethod
+    def _ready(answer: Any) -> Any:
+        if answer is None:
+            raise BlockingIOError(errno.EAGAIN, "the file does not block, and is not ready: make it blocking")
+        return answer
 
 
 def _can_seek(file: Any) -> bool:
@@ -181,7 +218,8 @@ def load(
     file : path or binary file
         An open file may be a pipe: it is read to its end.
     mmap_mode : {None, 'r', 'r+', 'c'}
-        Maps an npy file read-only, for writing, or copy-on-write, instead of reading it.
+        Maps an npy file read-only, for writing, or copy-on-write, instead of reading it. Its elements are in
+        the byte order of the machine, and aligned, as those of each file that `save` has written.
     shared : bool
         The arrays are in memory that other processes can map, as those of ``tn.empty(..., shared=True)``.
 
@@ -197,8 +235,8 @@ def load(
         The elements of the file are not numbers.
     ValueError
         The file is damaged, encrypted, of another format, or holds Python objects, or a name of a .params
-        file is not UTF-8. `mmap_mode` is unknown, or is given with `shared`, for a file that is no npy file,
-        or for an open file.
+        file is not UTF-8. `mmap_mode` is unknown, or is given with `shared`, for a file that is no npy file
+        or whose elements cannot be used where they lie, or for an open file.
     """
     if not _is_file(file, "read"):
         raise TypeError(_not_a_file(file))
@@ -210,7 +248,7 @@ def load(
     if isinstance(file, (str, os.PathLike)):
         with open(file, "rb") as opened:
             return _load(file, opened, mmap_mode, shared)
-    return _load(file, file, mmap_mode, shared)
+    return _load(file, _whole(file), mmap_mode, shared)
 
 
 def _load(
@@ -229,8 +267,7 @@ def _load(
         raise _error_of(file, f"the file is no npy, npz or .params file: {found}")
     if mmap_mode is not None:
         _check_mappable(file, opened, mmap_mode, is_npy)
-        with _errors_of(file):
-            return _core.share(np.load(file, mmap_mode, allow_pickle=False))
+        return _core.share(_mapped(file, mmap_mode))
     if can_seek:
         opened.seek(begin)
     else:
@@ -249,6 +286,18 @@ def _check_mappable(file: File, opened: BinaryIO, mmap_mode: str, is_npy: bool) 
         raise ValueError(f"mmap_mode is {mmap_mode!r}: only a file that is given by its path can be mapped")
     if not is_npy or not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         raise ValueError(f"mmap_mode is {mmap_mode!r}: only npy files can be mapped")
+
+
+def _mapped(file: Any, mmap_mode: Literal["r", "r+", "c"]) -> Any:
+    import numpy as np
+
+    with _errors_of(file):
+        mapped = np.load(file, "r" if mmap_mode == "r+" else mmap_mode, allow_pickle=False)
+    if not (mapped.dtype.isnative and mapped.flags.aligned):
+        fault = "are unaligned" if mapped.dtype.isnative else "have the other byte order"
+        raise _error_of(file, f"the file cannot be mapped: its elements {fault}. Load it without mmap_mode")
+    # Only now for writing: NumPy makes a file that is too short longer, with zeros.
+    return np.load(file, mmap_mode, allow_pickle=False) if mmap_mode == "r+" else mapped
 
 
 def _load_npz(file: File, opened: BinaryIO, shared: bool) -> dict[str, NDArray]:
