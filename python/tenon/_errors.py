@@ -128,6 +128,17 @@ def copied(error: BaseException) -> BaseException:
     return copy
 
 
+def is_of_user(error: BaseException) -> bool:
+    """Whether other code than that of the package has raised a caught error, such as the handler of a signal
+    that came in a call. Then it is for the caller, whatever its class is."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] != "tenon":
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def text_of(error: BaseException) -> str:
     """The type and text of any exception, also of one whose text cannot be made. It can be encoded as
     UTF-8."""

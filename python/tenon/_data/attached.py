@@ -18,7 +18,7 @@ from .. import _core
 from .._array.creation import from_pointer
 from .._array.fields import Fields
 from .._core import NDArray, Schema
-from .._errors import OwnerDied, TenonError, log
+from .._errors import OwnerDied, TenonError, is_of_user, log
 from .._ipc.channel import Channel, Received
 from .._ipc.channel import _open as open_channel
 from .._values import seconds, text_for_c
@@ -279,7 +279,9 @@ class AttachedFeed(Forms):
             is_told, is_closed = self._notice is not None, bool(words[IS_CLOSED_AT])
             try:
                 return batches.recv(timeout=left)
-            except TimeoutError:
+            except TimeoutError as error:
+                if is_of_user(error):
+                    raise
                 if is_told and self._has_ended():
                     return None
                 if is_closed:
@@ -290,8 +292,12 @@ class AttachedFeed(Forms):
                     collected = 2 if collected or is_late else 1
                     gc.collect(collected)  # batches in dead cycles are not what the consumer wants to keep
             except OwnerDied as error:
+                if is_of_user(error):
+                    raise
                 raise self._owner_died(error.pid) from None
-            except EOFError:
+            except EOFError as error:
+                if is_of_user(error):
+                    raise
                 if self._link is None:
                     raise ValueError(f"feed {self.name!r} was closed here") from None
                 self._look_for_end(link)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._core import Batch, NativeEpoch, NativeFeed
-from .._errors import LeaseConflict, OpError, TenonError, log
+from .._errors import LeaseConflict, OpError, TenonError, is_of_user, log
 from . import closing
 from .progress import ProgressBar
 
@@ -186,7 +186,9 @@ def _next_of(native: NativeFeed) -> Callable[[float | None, Callable[[str], obje
         for generation in (1, 2):
             try:
                 return native.next(timeout, warn)
-            except LeaseConflict:
+            except LeaseConflict as error:
+                if is_of_user(error):
+                    raise
                 gc.collect(generation)  # batches in dead cycles are not what the consumer holds
         return native.next(timeout, warn)
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .._array.creation import zeros
 from .._core import NDArray
-from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, log
+from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, is_of_user, log
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
 from .._values import count
@@ -301,8 +301,9 @@ class Server:
         while not self._is_closing:
             try:
                 return self._end_channel.loan(timeout=_LOOK_SECONDS)
-            except TimeoutError:  # a consumer has not received the notice, or there is none
-                pass
+            except TimeoutError as error:  # a consumer has not received the notice, or there is none
+                if is_of_user(error):
+                    raise
             served.open_batch_channel().close()  # from here on, killed consumers do not count
             if served.consumers() == 0 and served.unread() == 0:
                 served.withdraw()
@@ -474,16 +475,18 @@ class ServedFeed:
         batches that no consumer has any more: the generator may lack slots."""
         try:
             return take(0.0, warn)
-        except (TimeoutError, LeaseConflict):  # consumers may have released slots
-            pass
+        except (TimeoutError, LeaseConflict) as error:  # consumers may have released slots
+            if is_of_user(error):
+                raise
         self.words[IS_FILLING_AT] = 1
         try:
             while True:
                 self.reclaim(channel)
                 try:
                     return take(None, warn)
-                except TimeoutError:  # batches that this process keeps have all slots
-                    continue
+                except TimeoutError as error:  # batches that this process keeps have all slots
+                    if is_of_user(error):
+                        raise
         finally:
             self.words[IS_FILLING_AT] = 0
 

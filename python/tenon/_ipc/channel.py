@@ -14,7 +14,7 @@ from .. import _core
 from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
 from .._array.share import Shared, settings
 from .._core import ChannelCalls, NativeItem, NDArray, loan_field, received_field
-from .._errors import LeaseEscaped
+from .._errors import LeaseEscaped, is_of_user
 from .._sync.endings import end_views, settle
 from .._sync.lease import where_views_are_kept
 from .._values import count
@@ -117,9 +117,12 @@ class Channel(ChannelCalls):
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""
-        with contextlib.suppress(EOFError):
+        try:
             while True:
                 yield self.recv()  # no variable: it would hold the item beside that of the caller
+        except EOFError as error:
+            if is_of_user(error):
+                raise
 
     async def arecv(self) -> Received:
         """`recv` for asyncio. It waits without a thread. A cancelled task receives no item."""

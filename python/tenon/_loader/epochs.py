@@ -24,7 +24,7 @@ from .. import _core
 from .._core import NativeFeed
 from .._data import closing
 from .._data.workers import Workers
-from .._errors import OpError, log
+from .._errors import OpError, is_of_user, log
 from . import workers as work
 from .generators import default_device, from_plain, to_plain
 from .here import Quick
@@ -376,7 +376,9 @@ class Processes(Quick):
                     self._pass_on(worker)
         try:
             self._peeked.extend(itertools.islice(self._batches, 1))
-        except TimeoutError:
+        except TimeoutError as error:
+            if is_of_user(error):
+                raise
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         except OpError as error:
             failure = self._native.failure()

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the handler of a signal raises ends the wait in which it came, and is not taken for an error of the
+wait itself, whatever its class is."""
+
+import contextlib
+import signal
+import threading
+
+import pytest
+
+import tenon as tn
+
+SECONDS = 60
+SCHEMA = {"x": ("i8", (1,))}
+
+
+@contextlib.contextmanager
+def feed_that_hangs(**options):
+    released = threading.Event()
+
+    def fill(batch):
+        released.wait(SECONDS)
+        batch.x = batch.index
+
+    with tn.Feed(fill, SCHEMA, batches=3, **options) as feed:
+        yield feed
+        released.set()
+
+
+@contextlib.contextmanager
+def consumer():
+    with feed_that_hangs() as feed:
+        batches = iter(feed)
+        yield lambda: next(batches)
+
+
+@contextlib.contextmanager
+def server():
+    with feed_that_hangs(shared=True) as feed:
+        yield lambda: feed.serve(consumers=0)
+
+
+@contextlib.contextmanager
+def attached_consumer():
+    with (
+        feed_that_hangs(shared=True) as feed,
+        feed.serve(background=True),
+        tn.Feed.attach(feed.name) as attached,
+    ):
+        batches = iter(attached)
+        yield lambda: next(batches)
+
+
+@contextlib.contextmanager
+def loader():
+    torch = pytest.importorskip("torch")
+
+    class Hangs(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            threading.Event().wait(SECONDS)
+
+    batches = iter(tn.DataLoader(Hangs(), num_workers=1, multiprocessing_context="fork"))
+    yield lambda: next(batches)
+    batches.close(0)
+
+
+@contextlib.contextmanager
+def channel():
+    with tn.Channel(SCHEMA) as channel:
+        yield lambda: next(iter(channel))
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, EOFError, tn.OwnerDied, tn.LeaseConflict])
+@pytest.mark.parametrize("make", [consumer, server, attached_consumer, loader, channel])
+def test_what_the_handler_of_a_signal_raises_ends_the_wait(make, kind):
+    raised = kind("of the handler")
+
+    def handle(*_):
+        raise raised
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    try:
+        with make() as wait:
+            timer.start()
+            with pytest.raises(kind) as caught:
+                wait()
+            assert caught.value is raised
+            del caught
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
