@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import queue
+import threading
 import warnings
 
 import pytest
@@ -152,3 +153,26 @@ def test_a_task_and_an_arena_warn_of_what_has_outlived_their_blocks(monkeypatch)
     kept.clear()
     with a.write():
         pass
+
+
+def test_a_view_of_a_thread_that_has_ended_is_not_one_of_a_later_thread_with_its_number():
+    a, kept, numbers, errors = tn.ones(4), [], [], []
+
+    def write():
+        numbers.append(threading.get_ident())
+        try:
+            with a.write(timeout=0.01) as v:
+                kept.append(v[1:])
+        except Exception as error:
+            errors.append(type(error))
+
+    with warnings_are("error"):
+        for _ in range(50):
+            thread = threading.Thread(target=write)
+            thread.start()
+            thread.join()
+            if numbers[0] in numbers[1:]:
+                break
+        else:
+            pytest.skip("no thread has got the number of the first one")
+    assert set(errors) == {TimeoutError}

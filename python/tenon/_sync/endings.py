@@ -49,13 +49,19 @@ class Outlived(NamedTuple):
     root: weakref.ref[Any]  # the base of all arrays over the view of the block
     begin: int  # where the bytes begin and end
     end: int
-    thread: int
+    thread: object  # of this_thread(): the number of a thread that has ended is that of a later one
     task: int  # 0: none
     site: str  # the line of the block
     is_near: bool  # a tensor or memoryview among the variables of the function with the block is a part of it
 
 
 outlived: dict[int, Outlived] = {}  # by the identity of the root
+_of_thread = threading.local()
+
+
+def this_thread() -> object:
+    """An object of the calling thread alone."""
+    return _of_thread.__dict__.setdefault("own", object())
 
 
 def _forget_searches() -> None:
@@ -213,7 +219,7 @@ def _note_outlived(roots: list[Any], frame: FrameType | None, is_near: bool) -> 
     outlived[key] = Outlived(
         weakref.ref(roots[0], lambda _: _forget_outlived(key)),
         *_core.addresses(roots[0]),
-        threading.get_ident(),
+        this_thread(),
         number_of(current_task()),
         site or "a line that is not known",
         is_near,

@@ -7,7 +7,6 @@ import functools
 import gc
 import os
 import sys
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
 from .._core import NativeLease, NDArray
 from .._errors import LeaseEscaped, LeaseEscapedWarning, OpError, OwnerDied, TenonError, text_of
-from .endings import Outlived, outlived, settle
+from .endings import Outlived, outlived, settle, this_thread
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
 
@@ -233,11 +232,11 @@ def _is_error() -> bool:
 def _outlived_on(array: NDArray) -> list[Outlived]:
     """What the caller's own blocks have left on these bytes."""
     begin, end = _core.addresses(array)
-    thread, task = threading.get_ident(), number_of(current_task())
+    thread, task = this_thread(), number_of(current_task())
     return [
         one
         for one in list(outlived.values())
-        if one.begin < end and begin < one.end and one.thread == thread and one.task in (0, task)
+        if one.begin < end and begin < one.end and one.thread is thread and one.task in (0, task)
     ]
 
 
