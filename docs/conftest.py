@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the files and runs the commands of the tutorial and the how-to guides before their examples run."""
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -15,6 +16,8 @@ FOLDER = Path(__file__).parent
 FILE = re.compile(r"^```\w+\n((?:/\*|//|!) (\w+\.\w+)(?: \*/)?\n.*?)^```$", re.M | re.S)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
+# Not installed in every environment with the tests.
+PACKAGES = re.compile(r"^(?:>>>|\.\.\.) +(?:import|from) .*?\b(jax|onnxruntime|pyarrow|torch)\b", re.M)
 
 
 def run_commands(page, folder):
@@ -34,6 +37,9 @@ def run_commands(page, folder):
 @pytest.fixture(autouse=True)
 def files_of_the_page(request, tmp_path, monkeypatch):
     page = request.node.path
+    for package in PACKAGES.findall(page.read_text()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{page.name} needs {package}")
     if page.parent == FOLDER / "howto" or page.name == "tutorial.md":
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
         monkeypatch.chdir(tmp_path)
