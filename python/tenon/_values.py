@@ -12,6 +12,7 @@ from typing import Any
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+_MOST_SECONDS = 2.0**31  # no wait lasts as long, and functions of Python refuse 300 times as many
 
 
 def _is_bool(value: Any) -> bool:
@@ -45,7 +46,8 @@ def flag(value: Any, name: str) -> bool:
 
 
 def seconds(value: Any, name: str, or_none: str = "") -> float:
-    """Checks a number of at least 0, not a string or a bool. or_none: an addition to the message."""
+    """Checks a number of at least 0, not a string or a bool; a very large one is made smaller. or_none: an
+    addition to the message."""
     if _is_bool(value) or isinstance(value, (str, bytes, bytearray)):
         raise TypeError(f"{name} is {value!r}: it must be seconds{or_none}")
     try:
@@ -58,7 +60,7 @@ def seconds(value: Any, name: str, or_none: str = "") -> float:
         raise ValueError(f"{name} is {value}: it must not be negative")
     if math.isnan(number):
         raise ValueError(f"{name} is {value}: it must be seconds{or_none}")
-    return number
+    return min(number, _MOST_SECONDS)
 
 
 def text_for_c(value: Any, name: str) -> str:

@@ -218,6 +218,15 @@ def feed(**arguments):
     tn.Feed(lambda batch: None, SCHEMA, **arguments).close()
 
 
+def served():
+    with tn.Feed(lambda batch: None, SCHEMA, shared=True) as feed:
+        return feed.serve(epochs=0, consumers=0)
+
+
+def prefetching():
+    return tn.io.PrefetchingIter(tn.io.NDArrayIter(np.zeros(4)))
+
+
 PARAMETERS = {
     "zeros(shape)": ("shape", tn.zeros, NO_SHAPE),
     "zeros(shape[0])": ("shape", lambda v: tn.zeros((2, v)), NO_ENTRY),
@@ -283,6 +292,12 @@ PARAMETERS = {
     "Feed(processes)": ("processes", lambda v: feed(processes=v), [5, None, 1.0, [], NAN]),
     "Feed(workers)": ("workers", lambda v: feed(workers=v), NO_COUNT),
     "Feed(timeout)": ("timeout", lambda v: feed(timeout=v), NO_SECONDS),
+    "Feed(fill_timeout)": ("fill_timeout", lambda v: feed(fill_timeout=v), [*NO_SECONDS, 0]),
+    "Feed.attach(timeout)": ("timeout", lambda v: tn.Feed.attach("none-such", timeout=v), NO_SECONDS),
+    "Feed.attach(wait)": ("wait", lambda v: tn.Feed.attach("none-such", wait=v), [*NO_SECONDS, None]),
+    "Server.wait(timeout)": ("timeout", lambda v: served().wait(v), NO_SECONDS),
+    "Handle(timeout)": ("timeout", lambda v: tn.Handle(tn.zeros(2, shared=True), timeout=v), NO_SECONDS),
+    "PrefetchingIter.close(timeout)": ("timeout", lambda v: prefetching().close(v), [*NO_SECONDS, None]),
     "trace(capacity)": ("capacity", lambda v: tn.trace("/dev/null", capacity=v), [*NO_COUNT, 0, 2**22]),
 }
 
@@ -316,6 +331,16 @@ def test_numbers_of_numpy_are_numbers():
     a.lease("r", timeout=np.int64(1)).release()
     assert a.astype("i4", copy=np.True_).shape == (4,)
     assert tn.from_buffer(memory, "u1", offset=np.uint8(60)).shape == (4,)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300, 10**400])
+def test_a_time_may_be_longer_than_any_wait(seconds):
+    feed = tn.Feed(lambda batch: None, SCHEMA, timeout=seconds, fill_timeout=seconds)
+    feed.close(seconds)
+    served().wait(seconds)
+    batches = prefetching()
+    batches.reset()
+    batches.close(seconds)
 
 
 @pytest.mark.parametrize(

@@ -390,6 +390,9 @@ class AttachedFeed(Forms):
 class _Epoch(Iteration):
     """The one live iterator of an attached feed."""
 
+    _way_to_end = ""
+    _way_to_several = ", and a process attaches to it once"
+
     def __init__(self, feed: AttachedFeed, convert: Callable[[Any], Any]) -> None:
         super().__init__()
         self._replace(feed)

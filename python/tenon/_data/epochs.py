@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _REPLACED = (
     "this iterator has ended, because another iteration over the feed has begun: a feed delivers one epoch "
-    "at a time, so make a feed for each of several loops that run at the same time"
+    "at a time"
 )
 _INTERRUPTED = (
     "this iterator has ended, because it was interrupted (as by Ctrl-C) where it made or handed out a batch, "
@@ -32,6 +32,8 @@ class Iteration(NativeEpoch):
     """The one live iterator of a feed, of this process or of another one."""
 
     _feed: Any = None  # None: it has ended, or its constructor has raised
+    _way_to_end = ", or feed.end()"
+    _way_to_several = ", so make a feed for each of several loops that run at the same time"
     _is_replaced = False
     _has_lost_batch = False
 
@@ -42,7 +44,7 @@ class Iteration(NativeEpoch):
             return
         if live._is_in_next:
             raise TenonError(
-                "another thread waits for a batch of this feed: end its loop first, or feed.end()"
+                f"another thread waits for a batch of this feed: end its loop first{self._way_to_end}"
             )
         live._end()
         live._is_replaced = True
@@ -66,7 +68,7 @@ class Iteration(NativeEpoch):
     def _stop(self) -> NoReturn:
         """Raises what `__next__` raises after the end of the iterator."""
         if self._is_replaced:
-            raise TenonError(_REPLACED)
+            raise TenonError(_REPLACED + self._way_to_several)
         if self._has_lost_batch:
             raise TenonError(_INTERRUPTED)
         raise StopIteration

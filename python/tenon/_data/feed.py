@@ -218,8 +218,10 @@ class Feed(Forms):
             check = flag(check, "check")
         if not isinstance(processes, str):
             processes = flag(processes, "processes")
-        if fill_timeout is not None and not seconds(fill_timeout, "fill_timeout", ", or None") > 0:
-            raise ValueError(f"fill_timeout is {fill_timeout}: it must be more than 0 seconds, or None")
+        if fill_timeout is not None:
+            given, fill_timeout = fill_timeout, seconds(fill_timeout, "fill_timeout", ", or None")
+            if fill_timeout == 0:
+                raise ValueError(f"fill_timeout is {given}: it must be more than 0 seconds, or None")
         for name, value, known in (
             ("on_error", on_error, _ON_ERROR),
             ("on_starved", on_starved, _ON_STARVED),
@@ -385,6 +387,8 @@ class Feed(Forms):
         from .serving import ServedFeed, check
 
         check(mode, epochs, consumers)
+        if self not in closing.OPEN:
+            raise ValueError("the feed is closed")
         if self._served is None:
             self._served = ServedFeed(self, mode)
         return self._served.serve(mode, epochs, consumers, background)

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import _core
 from .._errors import log
+from .._values import seconds
 from .batches import BatchIter, DataBatch, DataDesc
 
 _CLOSED = "the PrefetchingIter is closed"
@@ -121,6 +122,7 @@ class PrefetchingIter(BatchIter):
         TimeoutError
             An iterator did not return within `timeout` seconds. Its thread is abandoned.
         """
+        timeout = seconds(timeout, "timeout")
         _open_iterators.discard(self)
         _stop_all(self._helpers)
         deadline = time.monotonic() + timeout

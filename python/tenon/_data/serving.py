@@ -38,7 +38,7 @@ from .._core import NDArray
 from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, is_of_user, log
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
-from .._values import count
+from .._values import count, seconds
 from .epochs import Epoch
 from .forms import itself
 
@@ -141,6 +141,8 @@ class Server:
         TimeoutError
             The epochs are not over after ``timeout`` seconds.
         """
+        if timeout is not None:
+            timeout = seconds(timeout, "timeout", ", or None")
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():

@@ -731,6 +731,8 @@ def test_what_cannot_be_served_is_refused(name):
         feed.serve("queue", epochs=0, consumers=0)
         with pytest.raises(ValueError, match="was served as a queue before"):
             feed.serve("broadcast")
+    with pytest.raises(ValueError, match="the feed is closed"):
+        feed.serve(consumers=0)
 
 
 def test_a_served_feed_is_seen_from_outside(name, other):

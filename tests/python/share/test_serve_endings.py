@@ -289,3 +289,29 @@ def test_counts_of_serve_are_integers(counts):
         pytest.raises(TypeError, match=f"{name} is {counts[name]!r}: it must be an integer"),
     ):
         feed.serve(background=True, **counts)
+
+
+def test_the_advice_for_a_second_loop_is_possible_for_an_attached_feed():
+    released = threading.Event()
+
+    def fill(batch):
+        released.wait(SECONDS)
+        batch.x = 0
+
+    with (
+        tn.Feed(fill, {"x": ("i8", (1,))}, batches=1, shared=True) as feed,
+        feed.serve(background=True),
+        tn.Feed.attach(feed.name) as attached,
+    ):
+        first = iter(attached)
+        waiting = threading.Thread(target=lambda: next(first))
+        waiting.start()
+        while not first._is_in_next:
+            pass
+        with pytest.raises(tn.TenonError, match=r"end its loop first$"):
+            iter(attached)
+        released.set()
+        waiting.join()
+        iter(attached)
+        with pytest.raises(tn.TenonError, match="one epoch at a time, and a process attaches to it once"):
+            next(first)
