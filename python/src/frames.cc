@@ -304,7 +304,7 @@ bool is_held_by_variable(nb::handle frame, PyObject* value) noexcept {
   try {
     return is_held(frame, value, position);
   } catch (...) {
-    PyErr_Clear();
+    forget_exception();
     return false;
   }
 }

@@ -27,6 +27,9 @@ struct BufferOwner : owners::Node {
           delete self;
         }) {
     if (PyObject_GetBuffer(source.ptr(), &buffer, PyBUF_WRITABLE) == 0) return;
+    const auto is = [](PyObject* kind) { return PyErr_ExceptionMatches(kind) != 0; };
+    if (!is(PyExc_BufferError) && !is(PyExc_ValueError) && !is(PyExc_TypeError))
+      nb::raise_python_error();  // of a wait for an array, as for Ctrl-C
     PyErr_Clear();
     check_python(PyObject_GetBuffer(source.ptr(), &buffer, PyBUF_SIMPLE));
   }

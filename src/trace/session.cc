@@ -76,9 +76,10 @@ void begin(const char* path, uint64_t capacity) {
     throw_error(Code::kValue, "a trace into '", now.path, "' runs already: a process has one at a time");
   }
   now.path = path;
-  os::File file = os::File(::open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)).keep();
+  os::File file = os::File(::open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666)).keep();
   if (!file) fail(now.path, errno);
-  start(static_cast<size_t>(capacity));
+  start(static_cast<size_t>(capacity));  // may fail: the file is not emptied before
+  (void)!::ftruncate(file.fd(), 0);      // that of a device, or a FIFO, has no length
   now.file = std::move(file);
 }
 

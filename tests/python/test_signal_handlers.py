@@ -73,8 +73,16 @@ def channel():
         yield lambda: next(iter(channel))
 
 
+@contextlib.contextmanager
+def buffer():
+    array = tn.zeros(4)
+    lease = array.lease("w").detach()
+    yield lambda: tn.from_buffer(array, "u1")
+    lease.release()
+
+
 @pytest.mark.parametrize("kind", [TimeoutError, EOFError, tn.OwnerDied, tn.LeaseConflict])
-@pytest.mark.parametrize("make", [consumer, server, attached_consumer, loader, channel])
+@pytest.mark.parametrize("make", [consumer, server, attached_consumer, loader, channel, buffer])
 def test_what_the_handler_of_a_signal_raises_ends_the_wait(make, kind):
     raised = kind("of the handler")
 

@@ -386,6 +386,22 @@ def run_python(code, *arguments):
     return done
 
 
+def test_a_trace_for_which_there_is_no_memory_leaves_the_file_as_it_was(path):
+    Path(path).write_text("an earlier trace")
+    run_python(
+        "import resource, sys, tenon as tn\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, -1))\n"
+        "try:\n"
+        "    tn.trace(sys.argv[1], capacity=4_000_000)\n"
+        "except MemoryError:\n"
+        "    sys.exit()\n"
+        "sys.exit('there was memory')\n",
+        path,
+    )
+    assert Path(path).read_text() == "an earlier trace"
+
+
 def test_a_trace_that_runs_at_the_exit_is_written(path):
     run_python(
         "import sys, tenon as tn\n"
