@@ -302,7 +302,7 @@ typedef struct tenon_feed_failure {
   int32_t worker;      /* -1: in prepare, or not known */
   int64_t pid;         /* of the worker process; 0: a thread */
   int32_t exit_signal; /* the signal that ended the process; 0: none */
-  int32_t exit_code;   /* the exit code of the process; -1: it did not exit */
+  int32_t exit_code;   /* of the process; -1: it did not exit, or how is not known */
   uint64_t epoch;
   uint64_t index;
   char text[4096]; /* the text of the generator; the error's message may contain only a part of it */

@@ -33,7 +33,8 @@ class OpError(TenonError):
     worker, pid : int or None
         For a feed: the worker, and its process if it is a process.
     exit_signal, exit_code : int or None
-        For a feed: the signal or the exit code of the process.
+        For a feed: the signal or the exit code of the process. Both are None if the process did not end, or
+        if other code of the program has waited for it.
     """
 
     op: str | None = None

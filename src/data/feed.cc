@@ -360,6 +360,12 @@ std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
   switch (f.kind) {
     case TENON_DIED:
       text = concat(f.pid != 0 ? worker : concat("worker process ", f.worker), " ");
+      if (f.exit_signal == 0 && f.exit_code < 0 && f.pid != 0) {
+        text += concat("ended while generator '", workers_->generator_name(), "' filled ",
+                       ticket_text(item.ticket),
+                       "; how is not known, because this program ignores SIGCHLD or waits for any child");
+        break;
+      }
       if (f.exit_signal == 0 && f.exit_code < 0) {
         text += concat("did not run, so generator '", workers_->generator_name(), "' did not fill ",
                        ticket_text(item.ticket));

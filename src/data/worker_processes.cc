@@ -33,7 +33,8 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int kLookMs = 1'000;  // between two looks whether other code has closed a descriptor
+constexpr int32_t kUnknownStatus = -1;  // other code of this process has waited for the worker
+constexpr int kLookMs = 1'000;          // between two looks whether other code has closed a descriptor
 
 os::File pidfd_open(int64_t pid) noexcept {
   return os::File(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))).keep();
@@ -235,7 +236,7 @@ void WorkerProcesses::renew_wake() noexcept {
 void WorkerProcesses::note_end(int32_t worker) noexcept {
   RingUser& peer = peers_[static_cast<size_t>(worker)];
   const int64_t pid = peer.pid.load(std::memory_order_relaxed);
-  int32_t status = 0;
+  int32_t status = kUnknownStatus;
   if (generator_.start != nullptr && generator_.reap != nullptr) {
     generator_.reap(generator_.context, worker, pid, &status);
   } else {
@@ -243,7 +244,8 @@ void WorkerProcesses::note_end(int32_t worker) noexcept {
     constexpr idtype_t kPidfd = static_cast<idtype_t>(3);  // P_PIDFD
     const int fd = peer.process.fd();
     if (fd < 0) {
-      (void)waitpid(static_cast<pid_t>(pid), &status, WNOHANG);  // it may be another child by now
+      // It may be another child by now.
+      if (waitpid(static_cast<pid_t>(pid), &status, WNOHANG) != pid) status = kUnknownStatus;
     } else if (waitid(kPidfd, static_cast<id_t>(fd), &info, WEXITED) == 0) {
       status = status_of(info);
     }
@@ -433,6 +435,8 @@ void WorkerProcesses::describe_end(const RingUser& peer, FillResult& result) {
   result.message = peer.failure;
   if (!peer.failure.empty()) {
     result.pid = 0;
+  } else if (peer.status == kUnknownStatus) {
+    result.exit_code = -1;
   } else if (WIFSIGNALED(peer.status)) {
     result.exit_signal = WTERMSIG(peer.status);
   } else {

@@ -183,6 +183,27 @@ def test_the_end_of_a_process_is_told_at_its_place(how, words, number, code, sta
         assert caught.value.index == 2
 
 
+@pytest.mark.parametrize("is_native", [False, True])
+def test_an_end_that_other_code_has_waited_for_is_not_told_as_an_exit(is_native):
+    prototype = "int fail_at(int64_t *label, uint64_t index, uint64_t epoch, uint64_t bad_index, int code)"
+    native = tn.c_function(native_library.generators(), prototype, bad_index=2**60, code=7)
+    generator = native if is_native else lambda batch: batch.label.fill(0)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so the system itself waits for children
+    try:
+        with tn.Feed(generator, {"label": ("i8", (1,))}, processes="fork") as feed:
+            with pytest.raises(tn.OpError, match=r"ended while .*; how is not known, because") as caught:
+                for batch in feed:
+                    if batch.index == 2:
+                        os.kill(feed._native.worker(0)["pid"], signal.SIGKILL)
+            assert (caught.value.kind, caught.value.exit_signal, caught.value.exit_code) == (
+                "died",
+                None,
+                None,
+            )
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @EITHER
 def test_failures_are_skipped(processes):
     options = {"workers": 2, "processes": processes, "batches": 6, "on_error": "skip"}

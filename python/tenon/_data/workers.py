@@ -601,8 +601,8 @@ class Workers:
         process = self._processes.pop(pid)
         process.join()
         code: int | None = process.exitcode  # not closed: a program may join a worker of a DataLoader
-        if code is None:
-            return 0
+        if code is None:  # other code has waited for it
+            return -1
         return -code if code < 0 else (code & 0xFF) << 8
 
     def join(self, timeout: float) -> int:

@@ -130,11 +130,11 @@ class _Source(Workers):
 
     def reap(self, worker: int, pid: int) -> int:
         status = super().reap(worker, pid)
-        exit_signal = status & 0x7F
+        exit_signal = max(status, 0) & 0x7F
         self.ended[worker] = {
             "pid": pid,
             "exit_signal": exit_signal or None,
-            "exit_code": None if exit_signal else status >> 8,
+            "exit_code": None if exit_signal or status < 0 else status >> 8,
         }
         return status
 
