@@ -114,6 +114,8 @@ std::optional<bool> flag_or_none_from(nb::handle value, const char* name, PyObje
 std::string text_from(nb::handle value, const char* name) {
   if (PyUnicode_Check(value.ptr()) == 0)
     raise(PyExc_TypeError, "%s is %R: it must be a str", name, value.ptr());
+  if (PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) == nullptr && took_error(PyExc_UnicodeEncodeError))
+    raise(PyExc_ValueError, "%s is %R: it cannot be written as UTF-8", name, value.ptr());
   const std::string_view text = text_of(value);
   if (text.find('\0') != std::string_view::npos) {
     raise(PyExc_ValueError, "%s is %R: it must not contain a zero byte ('\\0')", name, value.ptr());

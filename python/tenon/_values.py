@@ -63,10 +63,20 @@ def seconds(value: Any, name: str, or_none: str = "") -> float:
     return min(number, _MOST_SECONDS)
 
 
-def text_for_c(value: Any, name: str) -> str:
-    """Checks a text that C can take without truncation (no zero byte)."""
+def path_for_c(value: Any, name: str) -> str:
+    """Checks a path that C can take without truncation (no zero byte)."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r}: it must be a str")
     if "\0" in value:
         raise ValueError(f"{name} is {value!r}: it must not contain a zero byte ('\\0')")
     return value
+
+
+def text_for_c(value: Any, name: str) -> str:
+    """The same for a text, which C gets as UTF-8."""
+    text = path_for_c(value, name)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is {value!r}: it cannot be written as UTF-8") from None
+    return text

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 from .. import _core
 from .._core import NDArray
-from .._values import flag, text_for_c
+from .._values import flag, path_for_c, text_for_c
 from . import params
 from .creation import empty
 from .replacing import replaced
@@ -31,7 +31,7 @@ _MOST_NAME_BYTES = 65_535 - len(".npy")  # of an array in an npz file
 
 def _check_path(file: File) -> None:
     if isinstance(file, (str, os.PathLike)):
-        text_for_c(os.fsdecode(file), "the path of a file")
+        path_for_c(os.fsdecode(file), "the path of a file")
 
 
 def _checked(view: Any) -> Any:

@@ -74,7 +74,8 @@ def array_repr(array: _core.NDArray) -> str:
     finally:
         lease.release()
     lent_at = _core.lone_loan(array)
-    loan = "" if lent_at is None else f"borrowed at {lent_at} from an array that nothing else refers to"
+    where = f" at {lent_at}" if lent_at else ""  # "": the line is not known
+    loan = "" if lent_at is None else f"borrowed{where} from an array that nothing else refers to"
     if text is None:
         return _summary(array, loan)
     return f"{prefix}{text}, dtype={array.dtype}{loan and ', ' + loan})"

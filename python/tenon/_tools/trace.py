@@ -8,7 +8,7 @@ import os
 
 from .. import _core
 from .._errors import log
-from .._values import count, text_for_c
+from .._values import count, path_for_c
 
 _running: trace | None = None
 
@@ -45,7 +45,7 @@ class trace:
 
     def __init__(self, path: str | os.PathLike[str], *, capacity: int = 200_000) -> None:
         global _running
-        name = os.fsencode(text_for_c(os.fsdecode(path), "the path of a trace"))
+        name = os.fsencode(path_for_c(os.fsdecode(path), "the path of a trace"))
         capacity = count(capacity, "capacity", 1, 4_194_303)
         self.path: str = os.fspath(path)
         self.events: int = 0
