@@ -140,6 +140,20 @@ def is_of_user(error: BaseException) -> bool:
     return False
 
 
+def is_of_handler(error: BaseException) -> bool:
+    """Whether the handler of a signal has raised it."""
+    import signal
+
+    codes = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        codes.add(getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None
+
+
 def text_of(error: BaseException) -> str:
     """The type and text of any exception, also of one whose text cannot be made. It can be encoded as
     UTF-8."""

@@ -35,6 +35,15 @@ def consumer():
 
 
 @contextlib.contextmanager
+def consumer_that_fills():
+    with feed_that_hangs(workers=0, on_error="skip") as feed:
+        batches = iter(feed)
+        yield lambda: next(batches)
+        with pytest.raises(tn.TenonError, match="interrupted"):
+            next(batches)
+
+
+@contextlib.contextmanager
 def server():
     with feed_that_hangs(shared=True) as feed:
         yield lambda: feed.serve(consumers=0)
@@ -82,7 +91,9 @@ def buffer():
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, EOFError, tn.OwnerDied, tn.LeaseConflict])
-@pytest.mark.parametrize("make", [consumer, server, attached_consumer, loader, channel, buffer])
+@pytest.mark.parametrize(
+    "make", [consumer, consumer_that_fills, server, attached_consumer, loader, channel, buffer]
+)
 def test_what_the_handler_of_a_signal_raises_ends_the_wait(make, kind):
     raised = kind("of the handler")
 

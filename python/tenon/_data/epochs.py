@@ -129,8 +129,14 @@ class Epoch(Iteration):
             try:
                 batch = self._next(feed.timeout, log.warning)
             finally:
-                if feed._inline is not None:
-                    feed._inline.raise_interrupt()
+                interrupt = None if feed._inline is None else feed._inline.take_interrupt()
+                if interrupt is not None:
+                    self._end()
+                    self._has_lost_batch = True
+                    try:
+                        raise interrupt
+                    finally:
+                        interrupt = None  # its traceback refers to this frame
             if batch is not None:
                 if progress is not None:
                     progress.note_delivery()
@@ -151,7 +157,7 @@ class Epoch(Iteration):
             # Of a wait, for example by Ctrl-C: the next call goes on. Else a batch is lost.
             if batch is not None or is_delivered or feed._inline is not None:
                 self._end()
-                self._has_lost_batch = not isinstance(other, Exception)
+                self._has_lost_batch |= not isinstance(other, Exception)
             raise
         finally:
             self._is_in_next = False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .. import _core
 from .._array.fields import Fields, FieldsLike, unwritten_text
 from .._core import NativeWorker, Schema
-from .._errors import LeaseEscaped, traceback_text
+from .._errors import LeaseEscaped, is_of_handler, traceback_text
 from .._sync.endings import end_views
 from .._sync.lease import where_views_are_kept
 from .._sync.plain_functions import refuse_generators
@@ -455,9 +455,9 @@ class Inline:
         self._feed = weakref.ref(feed)
 
     def interrupt(self, error: BaseException) -> None:
-        """KeyboardInterrupt and other exceptions that are no Exception are raised in the consumer. The epoch
-        ends, so that the batch is neither skipped nor filled again."""
-        if isinstance(error, Exception):
+        """KeyboardInterrupt, other exceptions that are no Exception, and those of signal handlers are raised
+        in the consumer. The epoch ends, so that the batch is neither skipped nor filled again."""
+        if isinstance(error, Exception) and not is_of_handler(error):
             return
         self._interrupt = error
         feed = None if self._feed is None else self._feed()
@@ -479,10 +479,9 @@ class Inline:
             del batch
             batches.fail(*self._rules.result_of(error))
 
-    def raise_interrupt(self) -> None:
+    def take_interrupt(self) -> BaseException | None:
         error, self._interrupt = self._interrupt, None
-        if error is not None:
-            raise error
+        return error
 
 
 def _run_thread(
