@@ -18,6 +18,18 @@
 namespace tenon::python {
 namespace {
 
+// Whether the error that is set says that a buffer is read-only. NumPy raises ValueError, and so may the
+// handler of a signal, which is in a traceback.
+bool is_refused() noexcept {
+  if (PyErr_ExceptionMatches(PyExc_BufferError) != 0) return true;
+  if (PyErr_ExceptionMatches(PyExc_ValueError) == 0 && PyErr_ExceptionMatches(PyExc_TypeError) == 0)
+    return false;
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_Restore(type, value, trace);
+  return trace == nullptr;
+}
+
 // A buffer of another object, which cannot be resized or closed while it is held.
 struct BufferOwner : owners::Node {
   explicit BufferOwner(nb::handle source)
@@ -27,9 +39,7 @@ struct BufferOwner : owners::Node {
           delete self;
         }) {
     if (PyObject_GetBuffer(source.ptr(), &buffer, PyBUF_WRITABLE) == 0) return;
-    const auto is = [](PyObject* kind) { return PyErr_ExceptionMatches(kind) != 0; };
-    if (!is(PyExc_BufferError) && !is(PyExc_ValueError) && !is(PyExc_TypeError))
-      nb::raise_python_error();  // of a wait for an array, as for Ctrl-C
+    if (!is_refused()) nb::raise_python_error();  // of a wait for an array, as for Ctrl-C
     PyErr_Clear();
     check_python(PyObject_GetBuffer(source.ptr(), &buffer, PyBUF_SIMPLE));
   }

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the handler of a signal raises ends the wait in which it came, and is not taken for an error of the
-wait itself, whatever its class is."""
+wait itself, whatever its class is. The program may then go on."""
 
 import contextlib
+import multiprocessing
 import signal
 import threading
 
@@ -23,20 +24,22 @@ def feed_that_hangs(**options):
         batch.x = batch.index
 
     with tn.Feed(fill, SCHEMA, batches=3, **options) as feed:
-        yield feed
+        yield feed, released
         released.set()
 
 
 @contextlib.contextmanager
 def consumer():
-    with feed_that_hangs() as feed:
+    with feed_that_hangs() as (feed, released):
         batches = iter(feed)
         yield lambda: next(batches)
+        released.set()
+        assert [batch.index for batch in batches] == [0, 1, 2]
 
 
 @contextlib.contextmanager
 def consumer_that_fills():
-    with feed_that_hangs(workers=0, on_error="skip") as feed:
+    with feed_that_hangs(workers=0, on_error="skip") as (feed, _):
         batches = iter(feed)
         yield lambda: next(batches)
         with pytest.raises(tn.TenonError, match="interrupted"):
@@ -45,19 +48,21 @@ def consumer_that_fills():
 
 @contextlib.contextmanager
 def server():
-    with feed_that_hangs(shared=True) as feed:
+    with feed_that_hangs(shared=True) as (feed, _):
         yield lambda: feed.serve(consumers=0)
 
 
 @contextlib.contextmanager
 def attached_consumer():
     with (
-        feed_that_hangs(shared=True) as feed,
+        feed_that_hangs(shared=True) as (feed, released),
         feed.serve(background=True),
         tn.Feed.attach(feed.name) as attached,
     ):
         batches = iter(attached)
         yield lambda: next(batches)
+        released.set()
+        assert [batch.index for batch in batches] == [0, 1, 2]
 
 
 @contextlib.contextmanager
@@ -69,11 +74,14 @@ def loader():
             return 2
 
         def __getitem__(self, i):
-            threading.Event().wait(SECONDS)
+            released.wait(SECONDS)
+            return i
 
+    released = multiprocessing.get_context("fork").Event()
     batches = iter(tn.DataLoader(Hangs(), num_workers=1, multiprocessing_context="fork"))
     yield lambda: next(batches)
-    batches.close(0)
+    released.set()
+    assert [int(batch) for batch in batches] == [0, 1]
 
 
 @contextlib.contextmanager
@@ -90,7 +98,11 @@ def buffer():
     lease.release()
 
 
-@pytest.mark.parametrize("kind", [TimeoutError, EOFError, tn.OwnerDied, tn.LeaseConflict])
+class Alarm(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Alarm, TimeoutError, ValueError, EOFError, tn.OwnerDied, tn.LeaseConflict])
 @pytest.mark.parametrize(
     "make", [consumer, consumer_that_fills, server, attached_consumer, loader, channel, buffer]
 )
@@ -102,11 +114,11 @@ def test_what_the_handler_of_a_signal_raises_ends_the_wait(make, kind):
 
     before = signal.signal(signal.SIGUSR1, handle)
     main = threading.main_thread().ident
-    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR1))
     try:
         with make() as wait:
-            timer.start()
             with pytest.raises(kind) as caught:
+                timer.start()
                 wait()
             assert caught.value is raised
             del caught

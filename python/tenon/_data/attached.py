@@ -416,9 +416,10 @@ class _Epoch(Iteration):
             feed._check_wanted(False)
         except TimeoutError:
             raise  # the caller may release batches, and try again
-        except Exception:
-            item = None  # the traceback has this frame
-            self._end()
+        except Exception as error:
+            if item is not None or not is_of_user(error):  # else of a signal handler: the next call goes on
+                item = None  # the traceback has this frame
+                self._end()
             raise
         except BaseException:  # Ctrl-C: the next call goes on
             feed._next_item = item if item is not None else feed._next_item

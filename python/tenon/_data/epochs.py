@@ -148,8 +148,10 @@ class Epoch(Iteration):
                 _describe(failure, feed)
             self._end()
             raise
-        except ValueError:  # closed
-            self._end()
+        except ValueError as other:
+            if batch is None and not is_delivered and is_of_user(other):  # of a signal handler, in the wait
+                raise
+            self._end()  # closed
             if closing.is_python_ending:  # by Python's end, under a daemon thread
                 raise StopIteration from None
             raise
