@@ -76,6 +76,9 @@ PyObject* get_transposed(PyObject* self, const tenon_array_desc&) { return wrap(
 PyObject* get_ctypes(PyObject* self, const tenon_array_desc&) {
   return callback(Callback::kArrayCTypes)(nb::handle(self)).release().ptr();
 }
+PyObject* get_context(PyObject* self, const tenon_array_desc&) {
+  return callback(Callback::kMxNetContext)(nb::handle(self)).release().ptr();
+}
 
 }  // namespace
 
@@ -100,6 +103,8 @@ void add_attributes(Parts& parts) {
           attribute<get_data_ptr>("data_ptr", "The address of element 0, an int. It keeps nothing alive."),
           attribute<get_ctypes>(
               "ctypes", "The memory for ctypes: data, data_as(type), shape, strides; keeps it alive."),
+          attribute<get_context>("context",
+                                 "MXNet's context of the memory. AttributeError before ``import mxnet``."),
           attribute<get_writable>("writable", "Whether elements may be written through this array."),
           attribute<get_shared>(
               "shared",

@@ -28,6 +28,8 @@ constexpr std::array<const char*, kCount> kNames = {
     "array_function",
     "to_jax",
     "as_jax",
+    "mxnet_context",
+    "as_in_mxnet_context",
     "write_field",
     "lease",
     "leases",

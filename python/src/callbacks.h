@@ -31,6 +31,8 @@ enum class Callback : size_t {
   kArrayFunction,
   kToJax,
   kAsJax,
+  kMxNetContext,
+  kAsInMxNetContext,
   kWriteField,
   // Leases, blocks and bodies.
   kLease,

@@ -134,6 +134,10 @@ void add_conversion_methods() {
              "One element as a Python number: the only one, or the one at an index.\n\n"
              "Raises\n------\nValueError\n    The array has several elements and no index is given.\n"
              "IndexError\n    The index lies outside.\n");
+  def_method(
+      "asscalar", [](const Array& self) { return item(self, nb::borrow<nb::args>(nb::make_tuple())); },
+      nb::sig("def asscalar(self) -> bool | int | float | complex"),
+      "`item` of an array with one element.\n");
   def_method("tolist", to_list, nb::sig("def tolist(self) -> Any"),
              "The elements as Python numbers in nested lists; of an array with no axes the number itself.\n");
 }

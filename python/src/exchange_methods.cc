@@ -269,6 +269,15 @@ void add_exchange_methods(nb::module_& module) {
       "__jax_array__", to_jax<Callback::kAsJax>, nb::sig("def __jax_array__(self) -> Any"),
       "For functions of JAX: `jax`. But elements of 64 bits that JAX is not set to take are copied and "
       "cut to 32 bits,\nas JAX does with NumPy's arrays.\n");
+  def_method(
+      "as_in_context",
+      [](const Self& self, nb::handle context) {
+        return callback(Callback::kAsInMxNetContext)(self.object, context);
+      },
+      nb::arg("context"), nb::sig("def as_in_context(self, context: Any) -> Any"),
+      "MXNet's array in one of its contexts, on the same memory if that is the one of this array. An array "
+      "with gaps is\n"
+      "copied. MXNet does not know read-only memory: do not let it write to an array that is read-only.\n");
   add_arrow_export();
   def_method(
       "__array__", numpy_array, nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),

@@ -40,6 +40,8 @@ _core.set_callbacks(
         "array_function": _imported_later("._array.functions", "call"),
         "to_jax": _imported_later("._array.jax", "to_jax"),
         "as_jax": _imported_later("._array.jax", "as_jax"),
+        "mxnet_context": _imported_later("._array.mxnet", "context_of"),
+        "as_in_mxnet_context": _imported_later("._array.mxnet", "in_context"),
         "write_field": write_field,
         "lease": lease.Lease,
         "leases": holders.leases,

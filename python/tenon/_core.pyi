@@ -500,6 +500,10 @@ class NDArray:
         """
 
     @property
+    def context(self) -> Any:
+        """MXNet's context of the memory. AttributeError before ``import mxnet``."""
+
+    @property
     def writable(self) -> _bool:
         """Whether elements may be written through this array."""
 
@@ -635,6 +639,9 @@ class NDArray:
             The index lies outside.
         """
 
+    def asscalar(self) -> _bool | int | float | complex:
+        """`item` of an array with one element."""
+
     def tolist(self) -> Any:
         """
         The elements as Python numbers in nested lists; of an array with no axes the number itself.
@@ -691,6 +698,12 @@ class NDArray:
         """
         For functions of JAX: `jax`. But elements of 64 bits that JAX is not set to take are copied and cut to 32 bits,
         as JAX does with NumPy's arrays.
+        """
+
+    def as_in_context(self, context: Any) -> Any:
+        """
+        MXNet's array in one of its contexts, on the same memory if that is the one of this array. An array with gaps is
+        copied. MXNet does not know read-only memory: do not let it write to an array that is read-only.
         """
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[CapsuleType, CapsuleType]:

@@ -6,6 +6,8 @@ Each test queues a use of batch 0 behind a closed gate, drops the batch, and let
 that are free. Then the gate opens, and the result must be that of batch 0."""
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
 from mxnet_side import address_of, as_mxnet, closed_gate, mx
@@ -154,3 +156,24 @@ def test_a_slot_is_filled_again_after_mxnet_has_read_it(use):
         open_gate()
         assert (result.asnumpy() == expected).all()
         assert [batch.index for batch in batches] == [4, 5]
+
+
+def test_a_push_does_not_overwrite_what_mxnet_has_not_read():
+    a = tn.zeros((1, 4))
+    with closed_gate() as (zero, open_gate):
+        result = mx.nd.broadcast_add(as_mxnet(a), zero)
+        with pytest.raises(tn.LeaseConflict):
+            tn.push(tn.fill, tn.overwrite(a), 5)
+        op = tn.push(tn.fill, tn.overwrite(a), 5, on_conflict="wait")
+        assert not op.done()
+        open_gate()
+        op.wait()
+    assert (result.asnumpy().tolist(), a.tolist()) == ([[0.0] * 4], [[5.0] * 4])
+
+
+def test_the_example_of_the_page_waits_for_mxnet():
+    page = (Path(__file__).parents[2] / "docs/howto/from_mxnet.md").read_text()
+    [example] = re.findall(r"```python\n(a = tn.zeros.*?)```", page, re.S)
+    names = {"tn": tn, "mx": mx}
+    exec(example, names)
+    assert (names["y"].asnumpy().tolist(), names["a"].tolist()) == ([0.0] * 4, [5.0] * 4)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from .._core import Batch, float32
 
@@ -103,7 +105,11 @@ class DataBatch:
         return f"{type(self).__name__}: data shapes: {shapes[0]} label shapes: {shapes[1] or None}"
 
 
-class DataIter:
+class _Base:
+    """The base of `DataIter` without MXNet; Python does not replace `object` itself as a base."""
+
+
+class DataIter(_Base):
     """The base class of iterators of batches. A subclass has `iter_next` and `getdata`, or its own `next`.
 
     An iterator stays at its end until `reset`: a second ``for`` loop over it gets no batch. One thread at a
@@ -119,6 +125,10 @@ class DataIter:
     batch_size: int
     provide_data: list[DataDesc]
     provide_label: list[DataDesc]
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        _become_mxnets()
+        return super().__new__(cls)
 
     def __init__(self, batch_size: int = 0) -> None:
         self.batch_size = batch_size
@@ -157,6 +167,15 @@ class DataIter:
     def getpad(self) -> int | None:
         """The number of padding rows at the end of the current batch."""
         return 0
+
+
+def _become_mxnets() -> None:
+    """Derives `DataIter` from MXNet's class, which has the same methods, once a program has imported MXNet:
+    `Module.predict` asks for an instance of that."""
+    theirs = getattr(sys.modules.get("mxnet.io"), "DataIter", None)
+    if theirs is not None and not issubclass(DataIter, theirs):
+        with contextlib.suppress(TypeError):  # a class of the program derives from theirs, and then from ours
+            DataIter.__bases__ = (theirs,)
 
 
 class BatchIter(DataIter):
