@@ -87,7 +87,11 @@ def loader():
 @contextlib.contextmanager
 def channel():
     with tn.Channel(SCHEMA) as channel:
-        yield lambda: next(iter(channel))
+        items = iter(channel)
+        yield lambda: next(items)
+        with channel.loan() as item:
+            item.x = 1
+        assert next(items).x.item() == 1
 
 
 @contextlib.contextmanager

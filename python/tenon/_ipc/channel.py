@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -117,12 +116,7 @@ class Channel(ChannelCalls):
 
     def __iter__(self) -> Iterator[Received]:
         """Iterates over the items until all producers have closed the channel."""
-        try:
-            while True:
-                yield self.recv()  # no variable: it would hold the item beside that of the caller
-        except EOFError as error:
-            if is_of_user(error):
-                raise
+        return _Items(self)
 
     async def arecv(self) -> Received:
         """`recv` for asyncio. It waits without a thread. A cancelled task receives no item."""
@@ -188,10 +182,8 @@ class Channel(ChannelCalls):
             if not future.done():
                 future.set_result(None)
 
-    async def __aiter__(self) -> AsyncIterator[Received]:
-        with contextlib.suppress(EOFError):
-            while True:
-                yield await self.arecv()
+    def __aiter__(self) -> AsyncIterator[Received]:
+        return _Items(self)
 
     def close(self) -> None:
         """Closes the channel for this process. Other consumers get the items that were sent, and then
@@ -237,6 +229,38 @@ def _received(memory: NDArray) -> Channel:
 
     channel: Channel = opened_or_lost(Channel, lambda memory: _open(memory, True), memory)
     return channel
+
+
+class _Items:
+    """The items of a channel until its end. An exception, such as that of Ctrl-C or a task that is cancelled,
+    ends a wait but not the iteration, as it would that of a generator."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel: Channel | None = channel
+
+    def __iter__(self) -> _Items:
+        return self
+
+    def __next__(self) -> Received:
+        if self._channel is not None:
+            try:
+                return self._channel.recv()  # no variable: it would hold the item beside that of the caller
+            except EOFError as error:
+                if is_of_user(error):
+                    raise
+                self._channel = None
+        raise StopIteration
+
+    def __aiter__(self) -> _Items:
+        return self
+
+    async def __anext__(self) -> Received:
+        if self._channel is not None:
+            try:
+                return await self._channel.arecv()
+            except EOFError:
+                self._channel = None
+        raise StopAsyncIteration
 
 
 class Loan(Fields, NativeItem):

@@ -108,6 +108,27 @@ def test_a_task_that_is_cancelled_takes_no_item():
     assert not channel._waiting
 
 
+def test_an_iteration_goes_on_after_a_task_that_was_cancelled_and_serves_many_tasks():
+    channel = tn.Channel(SCHEMA, slots=4)
+
+    async def program():
+        items = aiter(channel)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(items), 0.05)
+        send(channel, 0)
+        numbers = [number_in(await anext(items))]
+        tasks = [asyncio.ensure_future(anext(items)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        send(channel, 1)
+        send(channel, 2)
+        numbers += sorted([number_in(item) for item in await asyncio.gather(*tasks)])
+        channel.close()
+        numbers += [number_in(item) async for item in items]
+        return numbers
+
+    assert run(program()) == [0, 1, 2]
+
+
 def test_one_of_many_tasks_is_cancelled_and_the_others_get_all():
     channel = tn.Channel(SCHEMA, slots=8)
 
