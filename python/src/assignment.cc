@@ -193,6 +193,17 @@ bool check_numbers(nb::handle value, DType dtype, bool* has_own_dtypes, int dept
   return are_numbers;
 }
 
+// A list of MXNet's arrays as one of arrays on their memory. NumPy knows no MXNet.
+nb::object without_verbs_in_list(nb::handle value) {
+  const bool is_list = PyList_CheckExact(value.ptr());
+  if ((!is_list && !PyTuple_CheckExact(value.ptr())) || nb::len(value) == 0 ||
+      !has_verbs(nb::object(value[0])))
+    return nb::borrow(value);
+  nb::list items;
+  for (nb::handle item : value) items.append(without_verbs(item, Access::kRead));
+  return items;
+}
+
 // The NumPy array of value, which is not an array. NumPy itself would select float64 for [2**63, 1] and
 // for [1, numpy.uint64(2)], and objects for [2**64].
 nb::object numpy_array_of(nb::handle value, const DType* dtype) {
@@ -216,8 +227,8 @@ Array array_from(nb::handle value, const DType* dtype) {
   if (is_ndarray(value.ptr())) return share(value.ptr());
   if (overrides_dlpack(value)) return import_dlpack(value);
   if (Array numbers = read_if_numpy(value)) return numbers;
-  if (has_dlpack(value)) return import_dlpack(value);
-  const nb::object made = numpy_array_of(value, dtype);
+  if (Array shared = share_if_dlpack(value, Access::kRead)) return shared;
+  const nb::object made = numpy_array_of(without_verbs_in_list(value), dtype);
   if (PyLong_Check(value.ptr()) == 0 && made.attr("ndim").equal(nb::int_(0)) &&
       made.attr("dtype").attr("kind").equal(nb::str("O"))) {
     raise(PyExc_TypeError, "%s is no array, number or list of numbers%s",

@@ -127,7 +127,11 @@ void add_dlpack_methods(Parts& parts) {
           fast_method<to_dlpack_for_read>(
               "to_dlpack_for_read",
               "to_dlpack_for_read($self)\n--\n\n"
-              "A legacy DLPack capsule for a consumer that only reads, by the caller's promise.\n\n"
+              "A legacy DLPack capsule for a consumer that only reads, by the caller's promise: the legacy "
+              "struct cannot\n"
+              "say it. MXNet and PyTorch take its memory for writable, also that of a read-only array. "
+              "`tenon.from_dlpack`\n"
+              "makes a read-only array of it.\n\n"
               "Raises\n------\nBufferError\n    The array has negative strides.\n"),
           fast_method<to_dlpack_for_write>("to_dlpack_for_write",
                                            "to_dlpack_for_write($self)\n--\n\n"

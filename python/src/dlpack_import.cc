@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // tenon.from_dlpack: memory of other libraries. The C exchange table of the type where there is one, else
-// __dlpack__; each capsule is consumed once and renamed before anything else happens.
+// __dlpack__, else MXNet's verbs; each capsule is consumed once and renamed before anything else happens.
 #include "dlpack_import.h"
 
 #include <nanobind/stl/string.h>
@@ -28,7 +28,10 @@ constexpr const char* kDocumentation =
     "The memory of another library's array as an NDArray.\n\n"
     "Parameters\n----------\n"
     "x : object with __dlpack__ or __cuda_array_interface__, or a DLPack capsule\n"
-    "    A capsule is consumed. NumPy arrays keep their flags: both sides may write.\n"
+    "    A capsule is consumed. NumPy arrays keep their flags: both sides may write. Of an array of MXNet,\n"
+    "    ``to_dlpack_for_read()`` is called, or with ``writable=True`` ``to_dlpack_for_write()``: the call "
+    "waits for\n"
+    "    MXNet's engine, and the array is read-only or writable accordingly.\n"
     "device : str or None\n"
     "    'cpu': the producer copies memory that the host cannot read. Another device must be that of x.\n"
     "copy : bool or None\n"
@@ -47,7 +50,9 @@ constexpr const char* kDocumentation =
     "say: the\n"
     "    legacy form of DLPack has no flag for it, so without ``writable=True`` only legacy tensors of "
     "libraries whose\n"
-    "    arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.\n\n"
+    "    arrays are always writable are writable; JAX's never are. A legacy capsule is writable only if "
+    "Tenon's own\n"
+    "    ``to_dlpack_for_write()`` made it: one of MXNet does not tell which of the two methods made it.\n\n"
     "Raises\n------\n"
     "BufferError\n"
     "    The memory cannot be exchanged as asked: a device, a tensor that requires grad, is sparse,\n"
@@ -95,7 +100,8 @@ Array import_versioned(DLManagedTensorVersioned* tensor, bool may_copy) {
   return array;
 }
 
-Array import_capsule(nb::handle capsule, bool may_copy, bool is_writable) {
+// method: what returned the capsule, for messages.
+Array import_capsule(nb::handle capsule, bool may_copy, bool is_writable, const char* method = "__dlpack__") {
   if (PyCapsule_IsValid(capsule.ptr(), kVersionedName) != 0) {
     auto* const tensor =
         static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), kVersionedName));
@@ -117,7 +123,7 @@ Array import_capsule(nb::handle capsule, bool may_copy, bool is_writable) {
           "consumed once",
           name == nullptr ? "" : name);
   }
-  raise(PyExc_TypeError, "__dlpack__() gave %R, not a capsule", capsule.ptr());
+  raise(PyExc_TypeError, "%s() gave %R, not a capsule", method, capsule.ptr());
 }
 
 bool is_true(const nb::object& value) {
@@ -252,6 +258,35 @@ nb::object call_dlpack(nb::handle object, bool may_copy, bool to_host) {
   return method(nb::arg("stream") = keywords["stream"]);
 }
 
+bool has_dlpack(nb::handle object) { return nb::hasattr(object.type(), "__dlpack__"); }
+
+// The method of MXNet's arrays for an access.
+const char* verb_for(Access access) {
+  return access == Access::kRead ? "to_dlpack_for_read" : "to_dlpack_for_write";
+}
+
+// Requires: has_verbs(object). MXNet has done its work on the memory, also that of a GPU, when the method
+// returns.
+Array import_by_verb(nb::handle object, Access access) {
+  const nb::object storage = nb::getattr(object, "stype", nb::none());
+  if (!storage.is_none() && !storage.equal(nb::str("default"))) {
+    raise(PyExc_BufferError,
+          "x is a sparse array of MXNet (stype %R), whose memory has a part of its elements only: "
+          "x.tostype('default') is a dense copy",
+          storage.ptr());
+  }
+  const nb::object capsule = nb::getattr(object, verb_for(access))();
+  if (PyCapsule_IsValid(capsule.ptr(), kLegacyName) != 0) {
+    auto* const tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kLegacyName));
+    DLDataType& dtype = tensor->dl_tensor.dtype;
+    // MXNet's bools, of one byte each.
+    if (dtype.code == kDLUInt && dtype.bits == 1 && dtype.lanes == 1) dtype = {kDLBool, 8, 1};
+  }
+  const bool is_write = access == Access::kWrite;
+  const Array array = import_capsule(capsule, true, is_write, verb_for(access));
+  return is_write ? array : array.readonly();
+}
+
 bool needs_host_copy(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack_device__")) {
     if (!has_dlpack(object)) return false;
@@ -295,7 +330,8 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
   if (!array) {
     const bool to_host =
         has_device && !is_on_device(wanted_device) && !PyCapsule_CheckExact(x) && needs_host_copy(x);
-    array = import_dlpack(x, may_copy, to_host, is_writable.value_or(false));
+    const bool is_written = is_writable.value_or(false) && !wanted.value_or(false);
+    array = import_dlpack(x, may_copy, to_host, is_written);
   }
   const bool is_elsewhere = has_device && !are_equal(array.desc().device, wanted_device);
   if (is_elsewhere && (is_on_device(array) || wanted_device.type != TENON_CPU)) {
@@ -313,7 +349,32 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
 
 }  // namespace
 
-bool has_dlpack(nb::handle object) { return nb::hasattr(object.type(), "__dlpack__"); }
+bool has_verbs(nb::handle object) {
+  // Classes in Python: most values have another type, and cost nothing here.
+  if ((PyType_GetFlags(Py_TYPE(object.ptr())) & Py_TPFLAGS_HEAPTYPE) == 0) return false;
+  return !is_ndarray(object.ptr()) && nb::hasattr(object.type(), verb_for(Access::kRead)) &&
+         nb::hasattr(object.type(), verb_for(Access::kWrite)) && !has_dlpack(object);
+}
+
+nb::object without_verbs(nb::handle object, Access access) {
+  return has_verbs(object) ? owned(wrap(import_by_verb(object, access))) : nb::borrow(object);
+}
+
+void refuse_verbs(nb::handle object) {
+  if (!has_verbs(object)) return;
+  raise(PyExc_TypeError,
+        "an op cannot have an argument of %R, because the engine of MXNet and that of Tenon do not wait for "
+        "each "
+        "other: pass tn.array(x), a copy, or tn.from_dlpack(x, writable=True), and do not use x in MXNet "
+        "before "
+        "the op is done",
+        reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+}
+
+Array share_if_dlpack(nb::handle object, Access access) {
+  if (has_dlpack(object)) return import_dlpack(object);
+  return has_verbs(object) ? import_by_verb(object, access) : Array();
+}
 
 Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writable) {
   if (PyCapsule_CheckExact(object.ptr())) return import_capsule(object, may_copy, is_writable);
@@ -327,6 +388,7 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writ
       if (!has_dlpack(object)) {
         const nb::object interface = cuda_array_interface_of(object);
         if (!interface.is_none()) return import_cuda_array_interface(object, interface);
+        if (has_verbs(object)) return import_by_verb(object, is_writable ? Access::kWrite : Access::kRead);
         raise(PyExc_TypeError, "x is %R, which has neither __dlpack__ nor __cuda_array_interface__",
               object.ptr());
       }
@@ -343,6 +405,17 @@ Array import_dlpack(nb::handle object, bool may_copy, bool to_host, bool is_writ
 void add_from_dlpack(nb::module_& module) {
   static PyMethodDef method = fast_method<from_dlpack>("from_dlpack", kDocumentation);
   add_function(module, &method);
+  module.def(
+      "refuse_verbs", [](nb::handle x) { refuse_verbs(x); }, nb::arg("x").none(),
+      nb::sig("def refuse_verbs(x: object) -> None"),
+      "Raises TypeError for an array of MXNet, as an argument of an op.");
+  module.def(
+      "without_verbs",
+      [](nb::handle x, bool write) { return without_verbs(x, write ? Access::kWrite : Access::kRead); },
+      nb::arg("x").none(), nb::arg("write") = false,
+      nb::sig("def without_verbs(x: Any, write: bool = False) -> Any"),
+      "An NDArray on the memory that x lends by MXNet's methods, read-only unless it is to be written to.\n"
+      "Other objects are returned unchanged.");
 }
 
 }  // namespace tenon::python

@@ -27,7 +27,7 @@ nb::object astype(const Self& self, const DTypeLike& dtype, Flag copy) {
 Array memory_of(nb::handle other) {
   if (is_ndarray(other.ptr())) return share(other.ptr());
   if (Array numpy = share_if_numpy(other)) return numpy;
-  if (has_dlpack(other)) return import_dlpack(other);
+  if (Array shared = share_if_dlpack(other, Access::kWrite)) return shared;
   raise(
       PyExc_TypeError,
       "copyto() writes to an NDArray, a NumPy array or another array with __dlpack__: %R has no memory that "
@@ -73,7 +73,8 @@ void add_element_methods(nb::module_&) {
       "copyto", copyto, nb::arg("other").none(), nb::sig("def copyto(self, other: _T) -> _T"),
       "Writes the elements to ``other``, broadcast to its shape and cast to its dtype, and returns it.\n\n"
       "Parameters\n----------\n"
-      "other : NDArray, numpy.ndarray, torch.Tensor or another writable array with __dlpack__\n\n"
+      "other : NDArray, numpy.ndarray, torch.Tensor or another writable array with __dlpack__\n"
+      "    Of an array of MXNet, ``to_dlpack_for_write()`` is called, which waits for its engine.\n\n"
       "Raises\n------\nValueError\n    The shapes do not fit, or ``other`` is read-only.\n"
       "TypeError\n    ``other`` has no memory of its own (a list), or not one that arrays can have "
       "(byte-swapped).\n");

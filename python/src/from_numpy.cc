@@ -9,6 +9,7 @@
 #include "arguments.h"
 #include "callbacks.h"
 #include "counts.h"
+#include "dlpack_import.h"
 #include "elements.h"
 #include "ndarray.h"
 #include "numpy_api.h"
@@ -303,7 +304,15 @@ void check_values(nb::handle value, int depth) {
 void add_from_numpy(nb::module_& module) {
   static PyMethodDef method = fast_method<from_numpy>("from_numpy", kDocumentation);
   add_function(module, &method);
-  module.def("check_values", [](nb::handle value) { check_values(value); }, nb::arg("value").none());
+  module.def(
+      "checked_values",
+      [](nb::handle value) {
+        check_values(value);
+        return without_verbs(value, Access::kRead);
+      },
+      nb::arg("value").none(), nb::sig("def checked_values(value: Any) -> Any"),
+      "Raises TypeError if the values of a NumPy array are not in its memory. An array of MXNet as an "
+      "NDArray on its\nmemory; other objects unchanged.");
 }
 
 }  // namespace tenon::python

@@ -67,26 +67,45 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
 // The arrays behind pointers. Like NumPy's functions on views, functions in several threads may write to one
 // array at the same time: each holds a writable view, and reads as a call, which excludes leases and ops that
 // write. In memory of several processes, a function has exclusive access to what it writes.
-struct Pointers {
-  std::deque<HostView> views;
-  ArrayCall call;
-
-  void add(const Array& array, Access access) {
-    const bool is_for_all = !is_shared(array);
-    if (is_for_all) views.emplace_back(array, access);
-    call.uses(array, is_for_all ? Access::kRead : access);
+// All arguments are read before begin(): the library of one may wait for work of its own.
+class Pointers {
+ public:
+  void add(Array array, Access access, tenon_value* address) {
+    Argument& argument = arguments_.emplace_back();
+    argument.array = std::move(array);
+    argument.access = access;
+    argument.address = address;
   }
+  void begin() {
+    for (Argument& argument : arguments_) {
+      const bool is_for_all = !is_shared(argument.array);
+      if (is_for_all) argument.view.emplace(argument.array, argument.access);
+      call_.uses(argument.array, is_for_all ? Access::kRead : argument.access);
+      argument.address->p = argument.array.data();
+    }
+    call_.begin("a native function");
+  }
+
+ private:
+  struct Argument {
+    Array array;
+    Access access;
+    tenon_value* address;
+    std::optional<HostView> view;
+  };
+  std::deque<Argument> arguments_;
+  ArrayCall call_;
 };
 
-tenon_value argument_for(const Function& function, int32_t i, nb::handle value, Pointers& pointers) {
-  if (function.parameter(i).is_pointer == 0) return number_for(function, i, value);
-  tenon_value argument{};
-  argument.p = nullptr;
-  if (value.is_none()) return argument;
-  const Array array = pointer_array(function, i, value, LendMode::kWritable);
-  pointers.add(array, function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite);
-  argument.p = array.data();
-  return argument;
+void read_argument(const Function& function, int32_t i, nb::handle value, tenon_value* out,
+                   Pointers& pointers) {
+  const tenon_parameter parameter = function.parameter(i);
+  if (parameter.is_pointer == 0) {
+    *out = number_for(function, i, value);
+  } else if (!value.is_none()) {
+    pointers.add(pointer_array(function, i, value, LendMode::kWritable),
+                 parameter.is_const != 0 ? Access::kRead : Access::kWrite, out);
+  }
 }
 
 nb::object call_function(const Function& function, const nb::args& arguments) {
@@ -94,9 +113,9 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
   std::vector<tenon_value> values(arguments.size());
   Pointers pointers;
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers);
+    read_argument(function, static_cast<int32_t>(i), arguments[i], &values[i], pointers);
   }
-  pointers.call.begin("a native function");
+  pointers.begin();
   tenon_value result;
   {
     const nb::gil_scoped_release released;
@@ -108,8 +127,9 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
 // Throws if value cannot be argument i.
 void check_argument(const Function& function, int32_t i, nb::handle value) {
   Pointers pointers;
-  (void)argument_for(function, i, value, pointers);
-  pointers.call.begin("a native function");
+  tenon_value argument{};
+  read_argument(function, i, value, &argument, pointers);
+  pointers.begin();
 }
 
 nb::object dtype_or_none(const tenon_parameter& parameter) {
@@ -240,7 +260,8 @@ Array array_for(const Function& function, int32_t i, nb::handle value, LendMode 
     const nb::object buffer = owned(PyMemoryView_FromObject(value.ptr()));
     return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer), mode);
   }
-  if (has_dlpack(value)) return import_dlpack(value);
+  const bool is_read = function.parameter(i).is_const != 0;
+  if (Array shared = share_if_dlpack(value, is_read ? Access::kRead : Access::kWrite)) return shared;
   raise(PyExc_TypeError, "%s takes an array, or None for NULL, not %R", parameter_text(function, i).c_str(),
         reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
 }

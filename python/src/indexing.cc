@@ -8,6 +8,7 @@
 
 #include "array_call.h"
 #include "assignment.h"
+#include "dlpack_import.h"
 #include "from_numpy.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -98,6 +99,14 @@ class Indices {
   std::array<tenon_index, 2 * TENON_MAX_NDIM + 1> items_;  // n_ of them are set
 };
 
+// key with arrays on the memory of MXNet's arrays, which NumPy does not know.
+nb::object key_without_verbs(PyObject* key) {
+  if (!PyTuple_Check(key)) return without_verbs(key, Access::kRead);
+  nb::list items;
+  for (nb::handle item : nb::borrow<nb::tuple>(key)) items.append(without_verbs(item, Access::kRead));
+  return nb::tuple(items);
+}
+
 // key with views of the NDArrays in it.
 nb::object key_on_views(PyObject* key, ArrayCall& call) {
   if (!PyTuple_Check(key)) return call.view_of(key);
@@ -111,24 +120,28 @@ void reads_key(PyObject* key, ArrayCall& call) {
   for (nb::handle item : nb::borrow<nb::tuple>(key)) call.reads(item.ptr());
 }
 
-PyObject* get_selected(PyObject* self, PyObject* key) {
+PyObject* get_selected(PyObject* self, PyObject* given_key) {
+  const nb::object key = key_without_verbs(given_key);
   ArrayCall call;
   call.reads(self);
-  reads_key(key, call);
+  reads_key(key.ptr(), call);
   call.begin("getitem");
   const nb::object view = call.view_of(self);
-  return wrap(array_from(owned(PyObject_GetItem(view.ptr(), key_on_views(key, call).ptr()))));
+  return wrap(array_from(owned(PyObject_GetItem(view.ptr(), key_on_views(key.ptr(), call).ptr()))));
 }
 
-void set_selected(PyObject* self, PyObject* key, PyObject* value) {
+void set_selected(PyObject* self, PyObject* given_key, PyObject* given_value) {
+  const nb::object key = key_without_verbs(given_key);
+  const nb::object value = without_verbs(given_value, Access::kRead);
   check_assignable(value, share(self).dtype());
   ArrayCall call;
   call.writes(self);
-  reads_key(key, call);
-  call.reads(value);
+  reads_key(key.ptr(), call);
+  call.reads(value.ptr());
   call.begin("setitem");
   const nb::object view = call.view_of(self);
-  check_python(PyObject_SetItem(view.ptr(), key_on_views(key, call).ptr(), call.view_of(value).ptr()));
+  check_python(
+      PyObject_SetItem(view.ptr(), key_on_views(key.ptr(), call).ptr(), call.view_of(value.ptr()).ptr()));
 }
 
 PyObject* get_item(PyObject* self, PyObject* key) noexcept {

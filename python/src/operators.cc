@@ -49,10 +49,11 @@ nb::object torch_operand(PyObject* object) {
   return is_ndarray(object) ? tensor_for_read(share(object)) : nb::borrow(object);
 }
 
-// The operand of an operator in place, which NumPy computes: a tensor as an array on its memory.
+// The operand of an operator in place, which NumPy computes: a tensor, or an array of MXNet, as an array on
+// its memory.
 nb::object right_operand(PyObject* object) {
   check_values(object);
-  return is_tensor(object) ? nb::cast(import_dlpack(object)) : nb::borrow(object);
+  return is_tensor(object) ? nb::cast(import_dlpack(object)) : without_verbs(object, Access::kRead);
 }
 
 template <Unary apply, OperatorText name>

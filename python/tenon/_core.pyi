@@ -391,7 +391,9 @@ class NDArray:
 
     def to_dlpack_for_read(self) -> CapsuleType:
         """
-        A legacy DLPack capsule for a consumer that only reads, by the caller's promise.
+        A legacy DLPack capsule for a consumer that only reads, by the caller's promise: the legacy struct cannot
+        say it. MXNet and PyTorch take its memory for writable, also that of a read-only array. `tenon.from_dlpack`
+        makes a read-only array of it.
 
         Raises
         ------
@@ -584,6 +586,7 @@ class NDArray:
         Parameters
         ----------
         other : NDArray, numpy.ndarray, torch.Tensor or another writable array with __dlpack__
+            Of an array of MXNet, ``to_dlpack_for_write()`` is called, which waits for its engine.
 
         Raises
         ------
@@ -1084,7 +1087,11 @@ def from_numpy(
         ``x`` lies unaligned in memory, or cannot be moved, or lies on memory that was closed.
     """
 
-def check_values(value: object | None) -> None: ...
+def checked_values(value: Any) -> Any:
+    """
+    Raises TypeError if the values of a NumPy array are not in its memory. An array of MXNet as an NDArray on its
+    memory; other objects unchanged.
+    """
 
 def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:
     """(mode, shape, dtype, site) of each loan that has memory of x."""
@@ -1343,7 +1350,9 @@ def from_dlpack(
     Parameters
     ----------
     x : object with __dlpack__ or __cuda_array_interface__, or a DLPack capsule
-        A capsule is consumed. NumPy arrays keep their flags: both sides may write.
+        A capsule is consumed. NumPy arrays keep their flags: both sides may write. Of an array of MXNet,
+        ``to_dlpack_for_read()`` is called, or with ``writable=True`` ``to_dlpack_for_write()``: the call waits for
+        MXNet's engine, and the array is read-only or writable accordingly.
     device : str or None
         'cpu': the producer copies memory that the host cannot read. Another device must be that of x.
     copy : bool or None
@@ -1358,7 +1367,8 @@ def from_dlpack(
     NDArray
         Shares x's memory and keeps it alive. Read-only when the producer says so, and also when it cannot say: the
         legacy form of DLPack has no flag for it, so without ``writable=True`` only legacy tensors of libraries whose
-        arrays are always writable (and ``to_dlpack_for_write``) are writable; JAX's never are.
+        arrays are always writable are writable; JAX's never are. A legacy capsule is writable only if Tenon's own
+        ``to_dlpack_for_write()`` made it: one of MXNet does not tell which of the two methods made it.
 
     Raises
     ------
@@ -1370,6 +1380,15 @@ def from_dlpack(
         ``x`` has neither __dlpack__ nor __cuda_array_interface__, an unknown dtype, or a malformed device.
     ValueError
         The capsule was consumed before; the device is unknown.
+    """
+
+def refuse_verbs(x: object) -> None:
+    """Raises TypeError for an array of MXNet, as an argument of an op."""
+
+def without_verbs(x: Any, write: _bool = False) -> Any:
+    """
+    An NDArray on the memory that x lends by MXNet's methods, read-only unless it is to be written to.
+    Other objects are returned unchanged.
     """
 
 class ReportTimer:

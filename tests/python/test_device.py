@@ -539,6 +539,31 @@ def test_a_tensor_on_a_device_is_imported_in_order_of_its_stream():
     )
 
 
+def test_arrays_of_mxnet_on_a_device_are_read_and_written_there():
+    run(
+        """
+        class Verbs:
+            def __init__(self, lent):
+                self.lent, self.asked = lent, ""
+            def to_dlpack_for_read(self):
+                self.asked += "r"
+                return self.lent.to_dlpack_for_read()
+            def to_dlpack_for_write(self):
+                self.asked += "w"
+                return self.lent.to_dlpack_for_write()
+        x = Verbs(tn.array(np.arange(4.0), device="cuda"))
+        a = tn.asarray(x)
+        assert (a.device, a.data_ptr, a.writable) == ("cuda:0", x.lent.data_ptr, False)
+        for host in (tn.from_dlpack(x, device="cpu"), tn.array(x, device="cpu"), a.to("cpu")):
+            assert (host.device, host.tolist()) == ("cpu", [0, 1, 2, 3])
+        tn.full(4, 7.0, "f8", "cuda").copyto(x)
+        assert a.to("cpu").tolist() == [7] * 4
+        assert tn.from_dlpack(x, writable=True).data_ptr == a.data_ptr
+        assert x.asked == "rrrww"
+        """
+    )
+
+
 def test_the_cuda_array_interface_of_others_is_imported_in_order_of_its_stream():
     run(
         """

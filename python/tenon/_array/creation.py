@@ -135,7 +135,8 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None
     ----------
     data : NDArray, array of another library, buffer, number or nested list
         An NDArray is returned unchanged. A NumPy array shares its memory and stays writable, so both sides
-        may write (`from_numpy` allows only one). Byte-swapped and unaligned arrays, and lists, are copied.
+        may write (`from_numpy` allows only one). An array of MXNet shares its memory and gives a read-only
+        array: `from_dlpack` makes writable ones. Byte-swapped and unaligned arrays, and lists, are copied.
     dtype : dtype, str or another dtype, optional
         If it differs from the dtype of the data, the elements are copied, as by `array`.
     device : str, optional
@@ -215,7 +216,7 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: DTypeLike | 
     """
     import numpy as np
 
-    return asarray(np.concatenate(list(arrays), axis=axis), dtype)
+    return asarray(np.concatenate([_core.without_verbs(array) for array in arrays], axis=axis), dtype)
 
 
 def from_pointer(

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def to_dlpack_for_read(data: NDArray) -> CapsuleType:
-    """A legacy DLPack capsule of ``data`` for a consumer that only reads, by the caller's promise:
-    `NDArray.to_dlpack_for_read`."""
+    """A legacy DLPack capsule of ``data`` for a consumer that only reads, by the caller's promise, which the
+    consumer does not check: `NDArray.to_dlpack_for_read`."""
     return data.to_dlpack_for_read()
 
 

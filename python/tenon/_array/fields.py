@@ -86,8 +86,7 @@ def write_field(name: str, array: Any, value: Any) -> None:
             "without an assignment"
         )
     try:
-        _core.check_values(value)  # the array may be NumPy's
-        array[...] = value
+        array[...] = _core.checked_values(value)  # the array may be NumPy's
     except Exception as error:
         if error.args and isinstance(error.args[0], str):
             error.args = (f"field {name!r}: {error.args[0]}", *error.args[1:])

@@ -218,6 +218,9 @@ def _array_over(buffer: Any) -> NDArray:
     except TypeError:
         if hasattr(buffer, "__dlpack__"):
             return _core.from_dlpack(buffer, copy=False)
+        memory = _core.without_verbs(buffer, True)
+        if isinstance(memory, NDArray):
+            return memory
         raise
 
 

@@ -17,7 +17,8 @@ class CFunction:
 
     A call runs the function in this thread without the GIL: ``fill(x, y, 64)``. The arguments are the
     parameters without a constant, by position or by name. A pointer accepts an NDArray, a NumPy array, or an
-    object with the buffer protocol or ``__dlpack__``. It must be C-contiguous and have the dtype of the
+    object with the buffer protocol or ``__dlpack__``, or one of MXNet (of which the call asks for reading if
+    the parameter is const, and for writing otherwise). It must be C-contiguous and have the dtype of the
     prototype; 8-bit integers of either sign accept bytes. The memory is shared, not copied. None is NULL. A
     result of type ``int`` is a status: a value other than 0 raises `OpError` with this code, and 0 returns
     None. Declare ``int32_t`` to get the number. Other results are returned.

@@ -54,9 +54,9 @@ def push(
         const, and writes the others.
     *args
         An NDArray is read, as if it was wrapped in `read`, or written if it is wrapped in `write` or
-        `overwrite`. Other objects are passed unchanged. An array that is passed unwrapped counts as read,
-        also if it is named elsewhere. For a `CFunction`, pointers accept the same objects as in a direct
-        call, and numbers are read now.
+        `overwrite`. An array that is passed unwrapped counts as read, also if it is named elsewhere.
+        Arrays of MXNet are refused. Other objects are passed unchanged. For a `CFunction`, pointers accept
+        the same objects as in a direct call, and numbers are read now.
     **keywords
         Arguments that the function takes by name, as ``push(np.add, a, b, out=out(c))``. For a parameter
         whose name `push` uses itself, push ``lambda x: fn(x, name=...)``.
@@ -89,6 +89,7 @@ def push(
     MovedError
         The memory of an array was moved out.
     TypeError
+        An argument is an array of MXNet, whose engine would not wait for the op.
         The push only reads an array (`read`, ``reads=``) that a `CFunction` may write to. The function is a
         generator or coroutine function, whose call would not run its body.
     ValueError, TypeError, BufferError
@@ -192,6 +193,8 @@ class Work:
             is_wrapped = isinstance(argument, Use)
             array = argument.array if is_wrapped else argument
             is_bare = isinstance(array, NDArray) and not is_wrapped
+            if not is_bare and not is_wrapped:
+                _core.refuse_verbs(array)
             if is_bare and (self._native is None or uses.knows(array)):
                 uses.add(array, False, False)
             self._arguments.append(array)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .._core import NDArray
+from .._core import NDArray, refuse_verbs
 
 
 class Use:
@@ -14,6 +14,7 @@ class Use:
 
     def __init__(self, array: Any, is_write: bool, is_overwrite: bool) -> None:
         if not isinstance(array, NDArray):
+            refuse_verbs(array)
             verb = "writes to an NDArray, not to" if is_write else "reads an NDArray, not"
             raise TypeError(f"an op {verb} {type(array).__name__}: make one with tn.array(), which copies")
         self.array = array
@@ -58,6 +59,7 @@ class Uses:
             for array in arrays:
                 if isinstance(array, Use):
                     raise TypeError(f"{name} has {array!r}: pass the array itself")
+                refuse_verbs(array)
                 if not isinstance(array, NDArray):
                     raise TypeError(
                         f"{name} has {array!r}: make an NDArray of it with tn.array(), which copies"

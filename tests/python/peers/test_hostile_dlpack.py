@@ -400,3 +400,22 @@ def test_capsule_of_a_producer_that_drops_itself():
     assert a.tolist() == [0.0] * 4
     del a
     assert tensor.deaths == 1
+
+
+def test_bools_of_mxnet_are_bools():
+    """MXNet writes their type as unsigned integers of one bit, and has one byte for each."""
+
+    class Bools:
+        def to_dlpack_for_read(self):
+            return dl.Tensor((3,), dtype=(dl.UINT, 1, 1), buffer=memory, legacy=True).capsule()
+
+        to_dlpack_for_write = to_dlpack_for_read
+
+    memory = dl.aligned_bytes(3)
+    memory[:] = [1, 0, 1]
+    a = tn.asarray(Bools())
+    assert (a.dtype, a.tolist()) == (tn.bool, [True, False, True])
+    tn.array([False, True, True]).copyto(Bools())
+    assert list(memory) == [0, 1, 1]
+    with pytest.raises(TypeError, match="1 bits"):
+        tn.from_dlpack(Bools().to_dlpack_for_read())
