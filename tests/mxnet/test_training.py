@@ -3,6 +3,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,13 @@ def test_a_block_of_gluon_is_trained_on_the_slots_of_a_feed(feed, options):
         trainer.step(ROWS)
         metric.update(label, scores)
     assert (index, metric.get()[1]) == (BATCHES - 1, 1.0)
+
+
+def test_the_example_runs(library):
+    code = f"import removed_names, runpy; runpy.run_path({str(ROOT / 'examples/mxnet_train.py')!r})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(
+        command, cwd=library.parent, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stdout) == (0, "accuracy 1.00\n"), done.stderr
