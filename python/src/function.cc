@@ -55,6 +55,10 @@ int64_t truth_for(const Function& function, int32_t i, nb::handle value) {
   raise(PyExc_TypeError, "not a truth value");
 }
 
+Access access_of(const Function& function, int32_t i) {
+  return function.parameter(i).is_const != 0 ? Access::kRead : Access::kWrite;
+}
+
 // 8-bit integers of either sign are bytes: char * takes both.
 bool is_compatible(const tenon_parameter& parameter, DType dtype) {
   const auto is_byte = [](DType d) {
@@ -67,55 +71,51 @@ bool is_compatible(const tenon_parameter& parameter, DType dtype) {
 // The arrays behind pointers. Like NumPy's functions on views, functions in several threads may write to one
 // array at the same time: each holds a writable view, and reads as a call, which excludes leases and ops that
 // write. In memory of several processes, a function has exclusive access to what it writes.
-// All arguments are read before begin(): the library of one may wait for work of its own.
-class Pointers {
- public:
-  void add(Array array, Access access, tenon_value* address) {
-    Argument& argument = arguments_.emplace_back();
-    argument.array = std::move(array);
-    argument.access = access;
-    argument.address = address;
-  }
-  void begin() {
-    for (Argument& argument : arguments_) {
-      const bool is_for_all = !is_shared(argument.array);
-      if (is_for_all) argument.view.emplace(argument.array, argument.access);
-      call_.uses(argument.array, is_for_all ? Access::kRead : argument.access);
-      argument.address->p = argument.array.data();
-    }
-    call_.begin("a native function");
-  }
+struct Pointers {
+  std::deque<HostView> views;
+  ArrayCall call;
 
- private:
-  struct Argument {
-    Array array;
-    Access access;
-    tenon_value* address;
-    std::optional<HostView> view;
-  };
-  std::deque<Argument> arguments_;
-  ArrayCall call_;
+  void add(const Array& array, Access access) {
+    const bool is_for_all = !is_shared(array);
+    if (is_for_all) views.emplace_back(array, access);
+    call.uses(array, is_for_all ? Access::kRead : access);
+  }
 };
 
-void read_argument(const Function& function, int32_t i, nb::handle value, tenon_value* out,
-                   Pointers& pointers) {
-  const tenon_parameter parameter = function.parameter(i);
-  if (parameter.is_pointer == 0) {
-    *out = number_for(function, i, value);
-  } else if (!value.is_none()) {
-    pointers.add(pointer_array(function, i, value, LendMode::kWritable),
-                 parameter.is_const != 0 ? Access::kRead : Access::kWrite, out);
-  }
+tenon_value argument_for(const Function& function, int32_t i, nb::handle value, Pointers& pointers) {
+  if (function.parameter(i).is_pointer == 0) return number_for(function, i, value);
+  tenon_value argument{};
+  argument.p = nullptr;
+  if (value.is_none()) return argument;
+  const Array array = pointer_array(function, i, value, LendMode::kWritable);
+  pointers.add(array, access_of(function, i));
+  argument.p = array.data();
+  return argument;
 }
 
-nb::object call_function(const Function& function, const nb::args& arguments) {
-  check_argument_count(function, arguments.size());
+// The arguments with arrays on the memory of those of MXNet, whose methods wait.
+nb::tuple without_verbs_among(const nb::args& arguments, const Function& function) {
+  bool is_any = false;
+  for (nb::handle argument : arguments) is_any |= has_verbs(argument);
+  if (!is_any) return arguments;
+  nb::list result;
+  for (int32_t i = 0; i < function.parameter_count(); ++i) {
+    const nb::object argument = arguments[static_cast<size_t>(i)];
+    const bool is_pointer = function.parameter(i).is_pointer != 0;
+    result.append(is_pointer ? without_verbs(argument, access_of(function, i)) : argument);
+  }
+  return nb::tuple(result);
+}
+
+nb::object call_function(const Function& function, const nb::args& given) {
+  check_argument_count(function, given.size());
+  const nb::tuple arguments = without_verbs_among(given, function);  // before there is a view
   std::vector<tenon_value> values(arguments.size());
   Pointers pointers;
   for (size_t i = 0; i < values.size(); ++i) {
-    read_argument(function, static_cast<int32_t>(i), arguments[i], &values[i], pointers);
+    values[i] = argument_for(function, static_cast<int32_t>(i), arguments[i], pointers);
   }
-  pointers.begin();
+  pointers.call.begin("a native function");
   tenon_value result;
   {
     const nb::gil_scoped_release released;
@@ -127,9 +127,8 @@ nb::object call_function(const Function& function, const nb::args& arguments) {
 // Throws if value cannot be argument i.
 void check_argument(const Function& function, int32_t i, nb::handle value) {
   Pointers pointers;
-  tenon_value argument{};
-  read_argument(function, i, value, &argument, pointers);
-  pointers.begin();
+  (void)argument_for(function, i, value, pointers);
+  pointers.call.begin("a native function");
 }
 
 nb::object dtype_or_none(const tenon_parameter& parameter) {
@@ -260,8 +259,7 @@ Array array_for(const Function& function, int32_t i, nb::handle value, LendMode 
     const nb::object buffer = owned(PyMemoryView_FromObject(value.ptr()));
     return share_if_numpy(nb::module_::import_("numpy").attr("asarray")(buffer), mode);
   }
-  const bool is_read = function.parameter(i).is_const != 0;
-  if (Array shared = share_if_dlpack(value, is_read ? Access::kRead : Access::kWrite)) return shared;
+  if (Array shared = share_if_dlpack(value, access_of(function, i))) return shared;
   raise(PyExc_TypeError, "%s takes an array, or None for NULL, not %R", parameter_text(function, i).c_str(),
         reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
 }

@@ -320,6 +320,13 @@ def test_ops_have_no_arrays_of_mxnet(push):
     assert x.x.tolist() == [[1.0] * 3] * 2
 
 
+def test_an_array_is_no_number():
+    x = Verbs(values())
+    with pytest.raises(TypeError, match=r"'n' .* takes an integer, not .*Verbs'"):
+        tn.c_function(native_library.generators(), SCALE)(None, None, x, 2)
+    assert x.asked == []
+
+
 def test_a_feed_takes_a_constant():
     table = Verbs(values())
     fill = tn.c_function(
