@@ -47,6 +47,7 @@ format:
 
 bench:
 	@$(ENV) test --profiled
+	-@$(ENV) mxnet --profiled
 	@.venv/bin/python bench/run.py $(ARGS)
 
 docs:

@@ -4,6 +4,7 @@
 import os
 from pathlib import Path
 
+import mxnet_peer
 import native_build
 
 FOLDER = native_build.folder_of("engine")
@@ -13,4 +14,6 @@ VARIABLES = ("TENON_BENCH_TASKFLOW", "TENON_BENCH_STDEXEC")
 
 def build():
     source = Path(__file__).resolve().parent / "native"
-    native_build.build(source, FOLDER, **{name: os.environ.get(name, "") for name in VARIABLES})
+    variables = {name: os.environ.get(name, "") for name in VARIABLES}
+    library = mxnet_peer.LIBRARY if mxnet_peer.LIBRARY.exists() else ""
+    native_build.build(source, FOLDER, TENON_BENCH_MXNET=library, **variables)

@@ -28,19 +28,6 @@ LEGEND = {
     "at once while more than 64 for each thread wait, and no other thread may push",
 }
 
-# MXNet's engine by case and workers, as known before (apache/mxnet b84609d, one engine for each device).
-MXNET = "MXNet (known, not of this run)"
-MXNET_NS = {
-    (native.INDEPENDENT, 1): 493,
-    (native.INDEPENDENT, 2): 601,
-    (native.CHAIN, 1): 459,
-    (native.CHAIN, 2): 474,
-    (native.READS_WRITE, 1): 609,
-    (native.READS_WRITE, 2): 1136,
-    (native.TRIP, 1): 45_179,
-    (native.TRIP, 2): 44_498,
-}
-
 CHECKED_OPS = dict.fromkeys(CASES, 2000) | {native.RESTED_TRIP: 5}
 OPS_PER_TURN = {
     native.INDEPENDENT: 16_384,
@@ -111,6 +98,5 @@ STEP_GOALS = [
 STEPS_WITHOUT_ALLOCATION = (LEASE, REQUEST)
 # Known times of steps of other systems, not from this run.
 KNOWN_STEPS = {
-    "MXNet: wait for an array that is ready": 9.3,
     "StarPU 1.3: acquire and release, idle": 1285,
 }

@@ -2,15 +2,17 @@
 """One process of the measurement, with bench/ on the path:
 
     python -m engine.measure check             every contender, once: fails if one does not do its work
-    python -m engine.measure native ROUNDS     ["ops"][case][contender][number of workers][round] and
+    python -m engine.measure native ROUNDS WORKERS
+                                               ["ops"][case][contender][number of workers][round] and
                                                ["steps"][step][round]
     python -m engine.measure python ROUNDS     [heading][call][round]
 
 Prints one line of JSON: nanoseconds per op, step or call. Native code is measured without the Python package,
-because each wait would call its hooks."""
+because each wait would call its hooks. A process has one number of workers, because MXNet's engine has."""
 
 import ctypes
 import json
+import os
 import sys
 
 import timing
@@ -20,7 +22,12 @@ from . import build
 LONGEST_TURN_NS = 20_000_000
 
 
+def set_workers_of_mxnet(n):
+    os.environ["MXNET_CPU_WORKER_NTHREADS"] = str(n)
+
+
 def check():
+    set_workers_of_mxnet(2)
     counter = ctypes.CDLL(build.FOLDER / "count_new.so", mode=ctypes.RTLD_GLOBAL)
     counter.count_new_allocations.restype = ctypes.c_int64
     from . import cases, native
@@ -53,10 +60,11 @@ def repeats_per_turn(elapsed_ns, most):
     return n
 
 
-def ops(n_rounds):
+def ops(n_rounds, workers):
+    set_workers_of_mxnet(workers)
     from . import cases, native
 
-    def loop(case, name, workers):
+    def loop(case, name):
         def elapsed_ns(n):
             return native.elapsed_ns(name, case, workers, n)
 
@@ -65,10 +73,8 @@ def ops(n_rounds):
 
     results = {}
     for case in cases.IN_TURN:
-        loops = {(name, workers): loop(case, name, workers) for name, workers in cases.contenders(case)}
-        of_case = results[case] = {}
-        for (name, workers), rounds in timing.measure(loops, n_rounds).items():
-            of_case.setdefault(name, {})[workers] = rounds
+        loops = {name: loop(case, name) for name, n in cases.contenders(case) if n == workers}
+        results[case] = {name: {workers: rounds} for name, rounds in timing.measure(loops, n_rounds).items()}
     return results
 
 
@@ -80,8 +86,8 @@ def steps(n_rounds):
     return timing.measure(loops, n_rounds)
 
 
-def native(n_rounds):
-    return {"ops": ops(n_rounds), "steps": steps(n_rounds)}
+def native(n_rounds, workers):
+    return {"ops": ops(n_rounds, workers), "steps": steps(n_rounds)}
 
 
 def python(n_rounds):

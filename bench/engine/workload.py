@@ -98,12 +98,6 @@ def case_table(case, summaries, cases):
             row += map(nanoseconds, (summary.least, summary.median, summary.spread))
             row.append(ratio(reference.median, summary.median))
         rows.append(row)
-    if (case, 1) in cases.MXNET_NS:
-        row = [cases.MXNET]
-        for workers in WORKERS:
-            ns = cases.MXNET_NS[case, workers]
-            row += ["", nanoseconds(ns), "", ratio(summaries[case, cases.POOL, workers].median, ns)]
-        rows.append(row)
     return table(header, rows)
 
 
@@ -122,13 +116,19 @@ def run(options):
 
     print("engine: check", file=sys.stderr, flush=True)
     run_module("engine.measure", "check")
-    native, python = [], []
+    native, python = {workers: [] for workers in WORKERS}, []
     for i in range(options.processes):
         print(f"engine: process {i + 1} of {options.processes}", file=sys.stderr, flush=True)
-        native.append(run_module("engine.measure", "native", options.rounds))
+        for workers, found in native.items():
+            found.append(run_module("engine.measure", "native", options.rounds, workers))
         python.append(run_module("engine.measure", "python", options.rounds))
-    native, python = pooled(native), pooled(python)
-    ops, steps = by_case(native["ops"]), native["steps"]
+    ops = {
+        key: summary
+        for found in native.values()
+        for key, summary in by_case(pooled([process["ops"] for process in found])).items()
+    }
+    steps = pooled([process["steps"] for found in native.values() for process in found])
+    python = pooled(python)
     effort = f"{plural(options.processes, 'process', 'es')} of {options.rounds} rounds"
     goals = [goal_row(goal, ops) for goal in cases.GOALS if goal.ns is not None or goal.peers]
     goals += [step_goal_row(goal, steps) for goal in cases.STEP_GOALS]

@@ -68,6 +68,17 @@ CALLS = {
         "torch.from_dlpack(v)",
         "o.torch()",
     ],
+    "MXNet looks at it": [
+        "mx.nd.from_dlpack(a.to_dlpack_for_read())",
+        "a.as_in_context(cpu)",
+        "mx.nd.from_numpy(y)",
+        "mx.nd.from_dlpack(to_dlpack(t))",
+    ],
+    "An array of MXNet comes in": [
+        "tn.from_dlpack(m)",
+        "tn.from_dlpack(m.to_dlpack_for_read())",
+        "torch.from_dlpack(m.to_dlpack_for_read())",
+    ],
 }
 
 
@@ -127,15 +138,24 @@ def contenders(inputs):
     """All contenders, by heading and name. Checks first that no call copies."""
     names = {"np": np, "torch": torch, "tn": tn, "tvm_ffi": tvm_ffi, "peer": nanobind_peer, "c_to_c": c_to_c}
     names |= inputs.names()
-    check_aliasing(names, inputs)
-    in_python = {heading: {call: Call(call, names) for call in calls} for heading, calls in CALLS.items()}
+    calls = calls_of(inputs)
+    check_aliasing(calls, names, inputs)
+    in_python = {heading: {call: Call(call, names) for call in group} for heading, group in calls.items()}
     return in_python | loops(inputs)
 
 
-def check_aliasing(names, inputs):
-    lenders = (inputs.x, inputs.t, inputs.a, inputs.b, inputs.v, inputs.o.numpy())
+def calls_of(inputs):
+    """The calls by heading. Those of MXNet where it is installed, for arrays that it can have."""
+    if inputs.has_mxnet:
+        return CALLS
+    return {heading: calls for heading, calls in CALLS.items() if "MXNet" not in heading}
+
+
+def check_aliasing(calls_by_heading, names, inputs):
+    lenders = [inputs.x, inputs.t, inputs.a, inputs.b, inputs.v, inputs.o.numpy()]
+    lenders += [inputs.m, inputs.y] if inputs.has_mxnet else []
     known = {address_of(array) for array in lenders}
-    for heading, calls in CALLS.items():
+    for heading, calls in calls_by_heading.items():
         if heading == EMPTY_LOOP:
             continue
         for call in calls:

@@ -49,8 +49,10 @@ def heading_table(summaries, heading, kinds):
     for call in calls:
         summary = summaries[first, heading, call]
         numbers = [summary.least, summary.median, summary.spread]
-        numbers += [summaries[kind, heading, call].least for kind in others]
-        rows.append([f"`{call}`", *map(nanoseconds, numbers), f"{reference.least / summary.least:.2f}"])
+        found = [summaries.get((kind, heading, call)) for kind in others]
+        cells = [nanoseconds(one.least) if one else "" for one in found]
+        ratio = f"{reference.least / summary.least:.2f}"
+        rows.append([f"`{call}`", *map(nanoseconds, numbers), *cells, ratio])
     return table(["", f"{first}: least", "median", "IQR", *others, "ratio"], rows)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import mxnet_peer
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
@@ -248,3 +249,29 @@ def grain_batches(make, threads, processes):
     finally:
         if processes:
             batches.close()
+
+
+# ------------------------------------------------------------------------------------------------------ MXNet
+
+
+def mxnet_prefetched(job, convert):
+    """An iterator as MXNet's users write it, one batch ahead in its thread. convert: a function of mx.nd."""
+    mx = mxnet_peer.load()
+    numbers, to_mxnet = itertools.count(), getattr(mx.nd, convert)
+
+    class Batches(mx.io.DataIter):
+        def __init__(self):
+            super().__init__(job.rows)
+            described = job.fields.items()
+            self.provide_data = [mx.io.DataDesc(name, shape, dtype) for name, (dtype, shape) in described]
+            self.provide_label = []
+
+        def next(self):
+            return mx.io.DataBatch([to_mxnet(array) for array in job.arrays(next(numbers))], [], 0)
+
+    batches = mx.io.PrefetchingIter(Batches())
+    try:
+        for batch in batches:
+            yield [torch.from_dlpack(array.to_dlpack_for_read()) for array in batch.data]
+    finally:
+        batches.__del__()

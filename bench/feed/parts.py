@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+import mxnet_peer
 import native_build
 from report import plural
 
@@ -17,6 +18,7 @@ from .contenders import (
     fill_by_pillow,
     fresh_arrays,
     grain_batches,
+    mxnet_prefetched,
     python_fed,
     python_looped,
     queued,
@@ -91,6 +93,18 @@ def of_threads(job):
     ]
 
 
+def of_mxnet(job):
+    if mxnet_peer.is_missing():
+        return []
+    return [
+        Contender(
+            f"{mxnet_peer.NAME}, PrefetchingIter, mx.nd.{convert}",
+            lambda convert=convert: mxnet_prefetched(job, convert),
+        )
+        for convert in ("from_numpy", "array")
+    ]
+
+
 def for_batches(job):
     return [
         *[loader("whole batches", n, lambda n: whole(job, n)) for n in (1, WORKERS)],
@@ -103,6 +117,7 @@ def for_batches(job):
         Contender(ONE_BUFFER, lambda: warm_buffers(job, 1)),
         Contender(BUFFERS, lambda: warm_buffers(job, SLOTS)),
         *of_threads(job),
+        *of_mxnet(job),
     ]
 
 

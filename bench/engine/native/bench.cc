@@ -25,6 +25,21 @@ std::vector<bench::Contender> all_contenders() {
 #ifdef TENON_BENCH_HAS_OPENMP
   all.push_back(bench::openmp);
 #endif
+#ifdef TENON_BENCH_HAS_MXNET
+  all.push_back(bench::mxnet);
+#endif
+  return all;
+}
+
+const std::vector<bench::Step>& steps() {
+  static const std::vector<bench::Step> all = [] {
+    const auto ours = bench::steps();
+    std::vector<bench::Step> made(ours.begin(), ours.end());
+#ifdef TENON_BENCH_HAS_MXNET
+    made.push_back(bench::mxnet_step);
+#endif
+    return made;
+  }();
   return all;
 }
 
@@ -59,9 +74,7 @@ TENON_BENCH_API const char* bench_contender(size_t i) {
   return i < contenders().size() ? contenders()[i].name : nullptr;
 }
 
-TENON_BENCH_API const char* bench_step(size_t i) {
-  return i < bench::steps().size() ? bench::steps()[i].name : nullptr;
-}
+TENON_BENCH_API const char* bench_step(size_t i) { return i < steps().size() ? steps()[i].name : nullptr; }
 
 TENON_BENCH_API const char* bench_last_error() { return last_error().c_str(); }
 
@@ -83,7 +96,7 @@ TENON_BENCH_API int64_t bench_check(size_t i, int which, int workers, int64_t n,
 
 // Nanoseconds for n steps; -1 on failure.
 TENON_BENCH_API int64_t bench_step_ns(size_t i, int64_t n) {
-  return guarded([&] { return i < bench::steps().size() ? bench::steps()[i].elapsed_ns(n) : -1; });
+  return guarded([&] { return i < steps().size() ? steps()[i].elapsed_ns(n) : -1; });
 }
 
 }  // extern "C"

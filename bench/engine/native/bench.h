@@ -64,5 +64,7 @@ extern const Contender layer_on_tbb;
 extern const Contender layer_on_taskflow;
 extern const Contender layer_on_stdexec;
 extern const Contender openmp;
+extern const Contender mxnet;
+extern const Step mxnet_step;
 
 }  // namespace bench
