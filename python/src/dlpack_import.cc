@@ -269,7 +269,7 @@ const char* verb_for(Access access) {
 // returns.
 Array import_by_verb(nb::handle object, Access access) {
   const nb::object storage = nb::getattr(object, "stype", nb::none());
-  if (!storage.is_none() && !storage.equal(nb::str("default"))) {
+  if (storage.equal(nb::str("csr")) || storage.equal(nb::str("row_sparse"))) {
     raise(PyExc_BufferError,
           "x is a sparse array of MXNet (stype %R), whose memory has a part of its elements only: "
           "x.tostype('default') is a dense copy",

@@ -86,6 +86,11 @@ def test_sparse_arrays_are_refused(kind):
     assert tn.asarray(m.tostype("default")).tolist() == [[1] * 3] * 2
 
 
+def test_an_array_without_memory_is_an_error_of_mxnet():
+    with pytest.raises(mx.MXNetError, match="not initialized"):
+        tn.asarray(mx.nd.NDArray(mx.nd.ndarray._new_empty_handle()))
+
+
 def test_ops_have_no_arrays_of_mxnet():
     m = mx.nd.ones(SHAPE)
     with pytest.raises(TypeError, match=r"mxnet\.ndarray.*tn\.array\(x\)"):
