@@ -14,8 +14,6 @@
 namespace tenon::python {
 namespace {
 
-bool is_integer(DType dtype) { return dtype.code() == TENON_INT || dtype.code() == TENON_UINT; }
-
 // Which of Python's numbers a value is. Objects of derived classes count, as numpy.float64 does for float.
 enum class Number { kNone, kBool, kInt, kFloat, kComplex };
 
@@ -36,14 +34,6 @@ Number number_of(nb::handle value) {
   raise(PyExc_OverflowError,
         "%R is outside of the range of %s: use a wider dtype, or tn.asarray(x).astype('%s'), which wraps",
         value.ptr(), name.c_str(), name.c_str());
-}
-
-bool fits(int64_t value, DType dtype) {
-  if (dtype.code() == TENON_UINT)
-    return value >= 0 && (dtype.bits() >= 63 || value < int64_t{1} << dtype.bits());
-  if (dtype.bits() >= 64) return true;
-  const int64_t limit = int64_t{1} << (dtype.bits() - 1);
-  return value >= -limit && value < limit;
 }
 
 // An int of Python. overflow: its sign if it does not fit into 64 bits, else 0.
@@ -222,6 +212,16 @@ nb::object numpy_array_of(nb::handle value, const DType* dtype) {
 }
 
 }  // namespace
+
+bool is_integer(DType dtype) { return dtype.code() == TENON_INT || dtype.code() == TENON_UINT; }
+
+bool fits(int64_t value, DType dtype) {
+  if (dtype.code() == TENON_UINT)
+    return value >= 0 && (dtype.bits() >= 63 || value < int64_t{1} << dtype.bits());
+  if (dtype.bits() >= 64) return true;
+  const int64_t limit = int64_t{1} << (dtype.bits() - 1);
+  return value >= -limit && value < limit;
+}
 
 Array array_from(nb::handle value, const DType* dtype) {
   if (is_ndarray(value.ptr())) return share(value.ptr());

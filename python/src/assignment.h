@@ -8,6 +8,10 @@
 
 namespace tenon::python {
 
+bool is_integer(DType dtype);
+// Requires is_integer(dtype).
+bool fits(int64_t value, DType dtype);
+
 // destination[...] = value, broadcast and cast. Throws ValueError (read-only, shapes, NaN to integers),
 // TypeError (complex to real), OverflowError (a number that an integer dtype cannot hold), before it writes.
 void assign(const Array& destination, nb::handle value);

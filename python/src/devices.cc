@@ -71,21 +71,6 @@ class CudaInterface {
   nb::object dict_;
 };
 
-NativeOp push_copy(const Array& source, const Array& destination, Text name, int32_t on_conflict) {
-  const std::string op_name = name.get("name");
-  check_cast(source.dtype(), destination.dtype());
-  auto options = detail::sized<tenon_copy_options>();
-  options.on_conflict = on_conflict;
-  options.name = op_name.c_str();
-  options.site = current_site();
-  owners::drain();
-  if (on_conflict != TENON_CONFLICT_IGNORE) {
-    check_original({source.get(), TENON_READ, 0}, options.name);
-    check_original({destination.get(), TENON_WRITE, TENON_OVERWRITE}, options.name);
-  }
-  return {detail::call_for<tenon_op*>(tenon_push_copy, source.get(), destination.get(), &options), nullptr};
-}
-
 int32_t device_count() { return detail::call_for<int32_t>(tenon_device_count, TENON_CUDA); }
 
 // Memory of the host that is pinned where it lies, until release() or the end of the object.
@@ -121,6 +106,19 @@ nb::dict device_statistics() {
 }
 
 }  // namespace
+
+NativeOp push_copy(const Array& source, const Array& destination, const Push& push) {
+  check_cast(source.dtype(), destination.dtype());
+  auto options = detail::sized<tenon_copy_options>();
+  options.on_conflict = push.on_conflict;
+  options.name = push.name;
+  options.site = current_site();
+  owners::drain();
+  if (push.on_conflict != TENON_CONFLICT_IGNORE) {
+    for (const tenon_use& use : push.uses.uses) check_original(use, push.name);
+  }
+  return {detail::call_for<tenon_op*>(tenon_push_copy, source.get(), destination.get(), &options), nullptr};
+}
 
 tenon_device device_from(nb::handle name) {
   return detail::call_for<tenon_device>(tenon_device_from_name, text_from(name, "device").c_str());
@@ -248,8 +246,6 @@ void add_devices(nb::module_& module) {
       },
       nb::arg("source"), nb::arg("dtype"), nb::arg("device"),
       nb::sig("def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray"));
-  module.def("push_copy", push_copy, nb::arg("source"), nb::arg("destination"), nb::arg("name"),
-             nb::arg("on_conflict"));
   nb::class_<Registration>(module, "NativeRegistration", "Memory of the host that is pinned where it lies.")
       .def(nb::init<const Array&>(), nb::arg("array"))
       .def("release", &Registration::release);

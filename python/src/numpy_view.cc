@@ -364,29 +364,9 @@ bool end_if_lone(const nb::list& views, nb::handle frame) {
   return true;
 }
 
-// written: of each argument, None if the function only reads it; empty: it only reads all of them.
-nb::list body_arguments(const nb::tuple& arguments, const nb::tuple& written, nb::handle function) {
-  const char* const site = site_of_function(function);
-  nb::list result;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const nb::object argument = arguments[i];
-    if (is_ndarray(argument.ptr())) {
-      const bool is_readonly = i >= written.size() || nb::object(written[i]).is_none();
-      result.append(numpy_view_taken_at(share(argument.ptr()), is_readonly, site));
-    } else {
-      result.append(argument);
-    }
-  }
-  return result;
-}
-
 }  // namespace
 
 void add_numpy_view(nb::module_& module) {
-  module.def("body_arguments", body_arguments, nb::arg("arguments"), nb::arg("written"), nb::arg("function"),
-             nb::sig("def body_arguments(arguments: tuple[Any, ...], written: tuple[NDArray | None, ...], "
-                     "function: object) -> list[Any]"),
-             "Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.");
   module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"), nb::arg("function") = nb::none(),
              nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
              "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"

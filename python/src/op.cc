@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ops as tenon/_sync/pushes.py uses them: bodies in Python and native functions.
+// Ops as tenon/_sync/ops.py uses them, and the last step of all pushes.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -22,95 +22,6 @@
 
 namespace tenon::python {
 namespace {
-
-// Releases a Python object, in any thread.
-void drop_object(void* object) noexcept { owners::release(object); }
-
-// The body of an op and its result. Under the GIL, but for the release of the node.
-class Body final : public owners::Node, public Result {
- public:
-  // renewals: null if there are none.
-  Body(nb::object callable, std::unique_ptr<Renewals> renewals)
-      : Node([](Node* node) { static_cast<Body*>(node)->drop(); }),
-        callable_(std::move(callable)),
-        renewals_(std::move(renewals)) {}
-
-  const nb::object& callable() const { return callable_; }
-  Renewals* renewals() const { return renewals_.get(); }
-  void succeed(nb::object result) { result_ = std::move(result); }
-  nb::object get() const override { return result_; }
-  PyObject* kept() const noexcept override { return result_.ptr(); }
-
- private:
-  // Handles of the op may ask for the result later.
-  void drop() noexcept {
-    callable_.reset();
-    release();
-  }
-
-  nb::object callable_, result_;
-  const std::unique_ptr<Renewals> renewals_;
-};
-
-void fail(tenon_op* op, const nb::object& body, nb::object exception) {
-  const nb::object text = callback(Callback::kEndFailedBody)(body, exception);
-  auto* const payload = new owners::Object(exception);
-  tenon_op_fail(op, 0, nb::cast<const char*>(text), payload, drop_object);
-}
-
-// A search for views in another thread may refer for a moment to what the body has dropped.
-bool has_escaped(const tenon_op* op) {
-  if (tenon_op_has_views(op) == 0) return false;
-  callback(Callback::kWaitForSearches)();
-  if (tenon_op_has_views(op) == 0) return false;
-  nb::module_::import_("gc").attr("collect")();  // a view in a dead cycle does not live on
-  owners::drain();
-  return tenon_op_has_views(op) != 0;
-}
-
-void run_body(Body& self, tenon_op* op) {
-  const nb::object& body = self.callable();
-  nb::object result;
-  nb::object exception;
-  try {
-    result = body();
-  } catch (nb::python_error& error) {
-    exception = nb::borrow(error.value());
-    if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
-  }
-  if (!exception.is_valid() && has_escaped(op)) {
-    exception = callback(Callback::kLeaseEscaped)(callback(Callback::kDescribeEscape)(body));
-    result.reset();
-  }
-  if (exception.is_valid()) return fail(op, body, std::move(exception));
-  self.succeed(std::move(result));
-  tenon_op_complete(op);
-}
-
-// Calls function, which ends the op. If it throws instead, the op fails.
-template <class Function>
-void end_op_by(Function function, tenon_op* op) noexcept {
-  constexpr const char* kUntold = "its failure could not be described";
-  try {
-    function();
-  } catch (nb::python_error& error) {
-    discard_as_unraisable(error, "an op of tenon");
-    tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
-  } catch (...) {
-    tenon_op_fail(op, 0, kUntold, nullptr, nullptr);
-  }
-}
-
-void run(void* context, tenon_op* op) noexcept {
-  const EngineThread gil;
-  const InBody in_body;
-  auto& self = *static_cast<Body*>(static_cast<owners::Node*>(context));
-  const auto end_op = [&] {
-    if (self.renewals() != nullptr) self.renewals()->accept();
-    run_body(self, op);
-  };
-  end_op_by(end_op, op);
-}
 
 // A failure that no caller has seen, until it is reported under the GIL. Made by any thread.
 struct UnseenFailure : owners::Node {
@@ -143,29 +54,14 @@ void report_unseen(tenon_failure* failure) noexcept {
   node != nullptr ? owners::release(node) : tenon_failure_release(failure);
 }
 
-NativeOp push_body(nb::object body, const nb::list& rows, const char* name, int32_t on_conflict,
-                   const nb::list& renewed) {
-  std::unique_ptr<Renewals> renewals;
-  if (renewed.size() != 0) renewals = std::make_unique<Renewals>(renewed);
-  auto* const self = new Body(std::move(body), std::move(renewals));
-  self->retain();
-  ResultRef result(self);
-  OwnedWork owned;
-  owned.work.struct_size = sizeof owned.work;
-  owned.work.context = static_cast<owners::Node*>(self);
-  owned.work.run = run;
-  owned.work.drop = drop_object;
-  owned.work.name = name;
-  owned.work.flags = TENON_NEEDS_LOCK;
-  return push(std::move(owned), on_conflict, uses_from(rows).uses, std::move(result), self->renewals());
-}
-
 }  // namespace
 
 NativeOp::NativeOp(tenon_op* op, ResultRef result) noexcept : op_(op), result_(std::move(result)) {}
 
 NativeOp::NativeOp(NativeOp&& other) noexcept
-    : op_(std::exchange(other.op_, nullptr)), result_(std::move(other.result_)) {}
+    : op_(std::exchange(other.op_, nullptr)),
+      result_(std::move(other.result_)),
+      name_(std::move(other.name_)) {}
 
 NativeOp::~NativeOp() {
   const owners::Collector collector;
@@ -223,6 +119,13 @@ Renewals::Renewals(const nb::list& pairs) {
   for (nb::handle pair : pairs) pairs_.emplace_back(pair[0], pair[1]);
 }
 
+Array Renewals::memory_of(PyObject* array) const {
+  for (const auto& [before, renewed] : pairs_) {
+    if (before.ptr() == array) return share(renewed.ptr());
+  }
+  return share(array);
+}
+
 void Renewals::check() const {
   for (const auto& [array, renewed] : pairs_) {
     std::vector<tenon_holder> holders(
@@ -247,6 +150,9 @@ void Uses::add(Array array, Access access, uint32_t flags) {
   arrays.push_back(std::move(array));
 }
 
+namespace {
+
+// Throws TypeError for arrays that the host cannot read.
 void check_on_host(const std::vector<tenon_use>& uses, const char* name) {
   for (const tenon_use& use : uses) {
     const tenon_device device = tenon_array_describe(use.array)->device;
@@ -258,21 +164,25 @@ void check_on_host(const std::vector<tenon_use>& uses, const char* name) {
   }
 }
 
-NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses, ResultRef result,
-              Renewals* renewals) {
+}  // namespace
+
+NativeOp push(OwnedWork owned, const Push& push, ResultRef result) {
   tenon_work& work = owned.work;
-  check_on_host(uses, work.name);
-  work.on_conflict = on_conflict;
+  const std::vector<tenon_use>& uses = push.uses.uses;
+  check_on_host(uses, push.name);
+  work.struct_size = sizeof work;
+  work.on_conflict = push.on_conflict;
+  work.name = push.name;
   work.site = current_site();
   owners::drain();
-  if (on_conflict != TENON_CONFLICT_IGNORE) {
-    for (const tenon_use& use : uses) check_original(use, work.name);
+  if (push.on_conflict != TENON_CONFLICT_IGNORE) {
+    for (const tenon_use& use : uses) check_original(use, push.name);
   }
-  if (renewals != nullptr) renewals->check();
+  if (push.renewals != nullptr) push.renewals->check();
   tenon_op* op = nullptr;
   call(tenon_push, &work, static_cast<int32_t>(uses.size()), uses.data(), &op);
   work.context = nullptr;
-  if (renewals != nullptr) renewals->accept();
+  if (push.renewals != nullptr) push.renewals->accept();
   return {op, std::move(result)};
 }
 
@@ -288,18 +198,8 @@ void check_original(const tenon_use& use, const char* name) {
           "it");
 }
 
-Uses uses_from(const nb::list& rows) {
-  Uses uses;
-  for (nb::handle row : rows) {
-    const nb::tuple parts = nb::borrow<nb::tuple>(row);
-    uses.add(share(nb::object(parts[0]).ptr()), nb::cast<bool>(parts[1]) ? Access::kWrite : Access::kRead,
-             nb::cast<bool>(parts[2]) ? uint32_t{TENON_OVERWRITE} : 0u);
-  }
-  return uses;
-}
-
 nb::object describe_failure(const tenon_failure* failure) {
-  auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure, drop_object));
+  auto* const payload = static_cast<owners::Object*>(tenon_failure_payload(failure, owners::release));
   nb::object exception = payload != nullptr ? nb::borrow(payload->object) : nb::none();
   return nb::make_tuple(tenon_failure_message(failure), tenon_failure_op(failure),
                         tenon_failure_site(failure), tenon_failure_code(failure), exception);
@@ -318,7 +218,9 @@ namespace {
 // The result of an op may refer to the op.
 int traverse_op(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
-  if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<NativeOp>(self)->kept_result());
+  if (!nb::inst_ready(self)) return 0;
+  Py_VISIT(nb::inst_ptr<NativeOp>(self)->kept_result());
+  Py_VISIT(nb::inst_ptr<NativeOp>(self)->name().ptr());
   return 0;
 }
 
@@ -337,19 +239,17 @@ void add_ops(nb::module_& module) {
   nb::class_<NativeAwait>(module, "NativeAwait", "That a task waits for an op.")
       .def("end", &NativeAwait::end)
       .def("report", &NativeAwait::report, nb::arg("is_in_words"));
-  nb::class_<NativeOp>(module, "NativeOp", nb::type_slots(op_slots), "The native part of tenon.Op.")
-      .def("wait", &NativeOp::wait, nb::arg("timeout").none())
-      .def("done", &NativeOp::is_done)
-      .def("result", &NativeOp::result, nb::sig("def result(self) -> Any"))
-      .def("failure", &NativeOp::failure,
-           nb::sig("def failure(self) -> tuple[str, str, str, int, BaseException | None] | None"))
-      .def("begin_await", &NativeOp::begin_await, nb::arg("task"))
-      .def("on_done", &NativeOp::on_done, nb::arg("function"),
-           nb::sig("def on_done(self, function: Callable[[], object]) -> None"));
-  module.def("push", push_body, nb::arg("body"), nb::arg("uses"), nb::arg("name"), nb::arg("on_conflict"),
-             nb::arg("renewed") = nb::list(),
-             nb::sig("def push(body: Callable[[], Any], uses: list[tuple[NDArray, bool, bool]], name: str, "
-                     "on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp"));
+  nb::class_<NativeOp>(module, "NativeOp", nb::type_slots(op_slots), nb::is_generic(),
+                       nb::sig("class NativeOp(Generic[_T_co])"), "The native part of tenon.Op.")
+      .def_prop_ro("name", &NativeOp::name, nb::sig("def name(self) -> str"))
+      .def("done", &NativeOp::is_done, "Whether the op has ended, successfully or not. Does not wait.")
+      .def("_wait", &NativeOp::wait, nb::arg("timeout").none())
+      .def("_result", &NativeOp::result, nb::sig("def _result(self) -> _T_co"))
+      .def("_failure", &NativeOp::failure,
+           nb::sig("def _failure(self) -> tuple[str, str, str, int, BaseException | None] | None"))
+      .def("_begin_await", &NativeOp::begin_await, nb::arg("task"))
+      .def("_on_done", &NativeOp::on_done, nb::arg("function"),
+           nb::sig("def _on_done(self, function: Callable[[], object]) -> None"));
   module.def(
       "take_failure", [] { return failure_tuple(tenon_failures_take()); },
       nb::sig("def take_failure() -> tuple[str, str, str, int, BaseException | None] | None"));
@@ -393,7 +293,7 @@ void add_ops(nb::module_& module) {
   module.def("set_package_folder", set_package_folder, nb::arg("folder"),
              "Lines of files below it are none of the user's program.");
   tenon_set_failure_hook(report_unseen);
-  add_pushed_functions(module);
+  add_pushes(module);
 }
 
 }  // namespace tenon::python

@@ -6,11 +6,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "function.h"
+#include "ndarray.h"
 #include "python.h"
 #include "values.h"
 
@@ -62,7 +64,7 @@ class NativeAwait {
   tenon_await await_ = TENON_AWAIT_INIT;
 };
 
-// A pushed op.
+// A pushed op: the native part of tenon.Op, which derives from it.
 class NativeOp {
  public:
   // result: null for an op whose result is None.
@@ -81,6 +83,8 @@ class NativeOp {
   void drop_result() noexcept { result_.reset(); }
   nb::object failure() const;
   void on_done(nb::object function) const;
+  const nb::object& name() const noexcept { return name_; }
+  void set_name(nb::object name) noexcept { name_ = std::move(name); }
   // Fails with DeadlockError.
   std::unique_ptr<NativeAwait> begin_await(uint64_t task) const {
     return std::make_unique<NativeAwait>(op_, task);
@@ -89,6 +93,7 @@ class NativeOp {
  private:
   tenon_op* op_;
   ResultRef result_;
+  nb::object name_;
 };
 
 // Arrays that get new memory, for an op that overwrites them: (array, an array on the new memory). The arrays
@@ -96,6 +101,8 @@ class NativeOp {
 class Renewals {
  public:
   explicit Renewals(const nb::list& pairs);
+  // The memory that an NDArray has for the op.
+  Array memory_of(PyObject* array) const;
   // Throws LeaseConflict if the program has a writable view of the old memory: what it writes there would be
   // lost.
   void check() const;
@@ -119,11 +126,6 @@ struct OwnedWork {
   tenon_work work{};
 };
 
-// Pushes what work describes, with the line of the program that does so. Throws when it is refused. renewals
-// may be null.
-NativeOp push(OwnedWork owned, int32_t on_conflict, const std::vector<tenon_use>& uses, ResultRef result,
-              Renewals* renewals);
-
 // The uses of an op, and references to its arrays.
 struct Uses {
   std::vector<tenon_use> uses;
@@ -132,17 +134,58 @@ struct Uses {
   void add(Array array, Access access, uint32_t flags = 0);
 };
 
+// What a push says of its op besides the body.
+struct Push {
+  Uses uses;
+  const char* name;
+  int32_t on_conflict;
+  Renewals* renewals;  // may be null
+
+  // That of an NDArray, as the op will find it.
+  Array memory_of(nb::handle array) const {
+    return renewals != nullptr ? renewals->memory_of(array.ptr()) : share(array.ptr());
+  }
+};
+
+// Pushes what work describes, with the line of the program that does so. Throws when it is refused.
+NativeOp push(OwnedWork owned, const Push& push, ResultRef result);
+
 // The NumPy array that was given to from_numpy() is a view of ordinary code for as long as anything holds it:
 // throws LeaseConflict then. name: of the op.
 void check_original(const tenon_use& use, const char* name);
 
-// Throws TypeError for arrays that the host cannot read.
-void check_on_host(const std::vector<tenon_use>& uses, const char* name);
+// An argument for a body in Python. The memory stands in the place of an NDArray, which may get other memory
+// before the op runs.
+struct BodyArgument {
+  nb::object value;             // null for an NDArray
+  Array memory;                 // of an NDArray
+  nb::object output;            // the NDArray, if the function may write to it; else null
+  bool is_overwritten = false;  // the function writes every element of the output
+};
 
-// (array, is write, is overwrite) of each.
-Uses uses_from(const nb::list& rows);
+struct PythonCall {
+  nb::object function;
+  nb::object keywords;  // a tuple of the names of the last arguments
+  nb::object check;     // called before the function, or null
+  std::vector<BodyArgument> arguments;
+  std::unique_ptr<Renewals> renewals;  // or null
+};
 
-// Calls of native functions: pushed_function.cc.
-void add_pushed_functions(nb::module_& module);
+// body.cc. Sets the renewals of push.
+NativeOp push_python(PythonCall call, Push push);
+
+// native_bodies.cc: bodies without Python, which run without the GIL. arguments: as of a call; NDArrays whose
+// memory is renewed stand for the new one. Throws what such a call throws.
+NativeOp push_function(const Function& function, const std::vector<nb::object>& arguments, Push push);
+// destination[...] = value, destination[...] = source, where NumPy does nothing but that: no error, no
+// warning and no conversion that has a choice. The arrays are among the uses.
+std::optional<NativeOp> push_fill(const Array& destination, nb::handle value, const Push& push);
+std::optional<NativeOp> push_plain_copy(const Array& source, const Array& destination, const Push& push);
+
+// devices.cc: a copy by a stream.
+NativeOp push_copy(const Array& source, const Array& destination, const Push& push);
+
+// What tenon/_sync/pushes.py calls: push.cc.
+void add_pushes(nb::module_& module);
 
 }  // namespace tenon::python

@@ -70,12 +70,15 @@ from ._core import (
     int16,
     int32,
     int64,
+    overwrite,
+    read,
     revoke_handles,
     set_lock_timeout,
     uint8,
     uint16,
     uint32,
     uint64,
+    write,
 )
 from ._core import __version__ as __version__
 from ._core import (
@@ -103,7 +106,6 @@ from ._sync.holders import Holder
 from ._sync.lease import Lease
 from ._sync.ops import Op, wait_all, waitall
 from ._sync.pushes import push
-from ._sync.uses import overwrite, read, write
 from ._typing import DTypeLike
 
 # What the exit of the interpreter, a fork and the extension call is registered by these modules. Where

@@ -7,12 +7,25 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from . import _core, _errors
 from ._array.fields import write_field
 from ._array.share import check_on_owner_died
-from ._sync import bodies, counts, endings, holders, lease, ops, tasks
+from ._sync import (
+    bodies,
+    copies,
+    counts,
+    endings,
+    function,
+    holders,
+    lease,
+    ops,
+    pushes,
+    results,
+    tasks,
+)
 
 
 def _imported_later(module: str, name: str) -> Any:
@@ -58,9 +71,22 @@ _core.set_callbacks(
         "wait_for_searches": endings.wait_for_searches,
         "certainty_of": counts.certainty_of,
         "is_one_name": counts.is_one_name,
+        "call_body": bodies.call_body,
+        "check_result": results.check_result,
+        "where_views_are_kept": lease.where_views_are_kept,
         "end_failed_body": bodies.end_failed_body,
         "describe_escape": bodies.describe_escape,
         "report_unseen": ops.report_unseen,
+        "op": ops.Op,
+        "c_function": function.CFunction,
+        "iterable": Iterable,
+        "fill": copies.fill,
+        "copy": copies.copy,
+        "cast": copies.cast,
+        "policy_of": pushes.policy_of,
+        "refuse_generators": pushes.refuse_unrun,
+        "promise_of": pushes.promise_of,
+        "push_again": pushes.push_again,
         "drop_views": _imported_later("._sync.views", "drop_views"),
         "find_views": _imported_later("._sync.views", "find_views"),
         "report": tasks.report,

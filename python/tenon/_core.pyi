@@ -9,7 +9,7 @@ import numpy
 
 import builtins
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as _np
 from typing_extensions import CapsuleType
@@ -20,9 +20,11 @@ from tenon._array.share import OnOwnerDied
 from tenon._ipc.channel import Loan, Received
 from tenon._sync.holders import Holder
 from tenon._sync.lease import Lease
+from tenon._sync.ops import Op
 
 __version__: str
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 _bool: TypeAlias = builtins.bool
 _str: TypeAlias = builtins.str
 _dtype: TypeAlias = dtype
@@ -840,11 +842,6 @@ class NDArray:
 
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
-def body_arguments(arguments: tuple[Any, ...], written: tuple[NDArray | None, ...], function: object) -> list[Any]:
-    """
-    Arguments of the function, with NumPy arrays for NDArrays: views taken at its first line.
-    """
-
 def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
     """
     Makes a NumPy array one of no elements, with which nothing computes, for the end of the block
@@ -965,8 +962,6 @@ def share(data: Any, dtype: DTypeLike | None = None) -> NDArray: ...
 def create_on(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool, device: str) -> NDArray: ...
 
 def copy_on(source: NDArray, dtype: DTypeLike, device: str) -> NDArray: ...
-
-def push_copy(source: NDArray, destination: NDArray, name: str, on_conflict: int) -> NativeOp: ...
 
 class NativeRegistration:
     """Memory of the host that is pinned where it lies."""
@@ -1615,22 +1610,24 @@ class NativeAwait:
 
     def report(self, is_in_words: _bool) -> str: ...
 
-class NativeOp:
+class NativeOp(Generic[_T_co]):
     """The native part of tenon.Op."""
 
-    def wait(self, timeout: float | None | None) -> None: ...
+    @property
+    def name(self) -> str: ...
 
-    def done(self) -> _bool: ...
+    def done(self) -> _bool:
+        """Whether the op has ended, successfully or not. Does not wait."""
 
-    def result(self) -> Any: ...
+    def _wait(self, timeout: float | None | None) -> None: ...
 
-    def failure(self) -> tuple[str, str, str, int, BaseException | None] | None: ...
+    def _result(self) -> _T_co: ...
 
-    def begin_await(self, task: int) -> NativeAwait: ...
+    def _failure(self) -> tuple[str, str, str, int, BaseException | None] | None: ...
 
-    def on_done(self, function: Callable[[], object]) -> None: ...
+    def _begin_await(self, task: int) -> NativeAwait: ...
 
-def push(body: Callable[[], Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp: ...
+    def _on_done(self, function: Callable[[], object]) -> None: ...
 
 def take_failure() -> tuple[str, str, str, int, BaseException | None] | None: ...
 
@@ -1660,10 +1657,59 @@ def shut_down_engine(timeout: float) -> None: ...
 def set_package_folder(folder: str) -> None:
     """Lines of files below it are none of the user's program."""
 
-def push_function(function: Function, arguments: list[Any], uses: list[tuple[NDArray, _bool, _bool]], name: str, on_conflict: int, renewed: list[tuple[NDArray, NDArray]] = []) -> NativeOp:
+class Use:
+    """An array among the arguments of an op, and what the op does with it."""
+
+    def __init__(self, array: object | None, is_write: _bool, is_overwrite: _bool) -> None: ...
+
+    @property
+    def array(self) -> object: ...
+
+    @property
+    def is_write(self) -> _bool: ...
+
+    @property
+    def is_overwrite(self) -> _bool: ...
+
+    def __repr__(self) -> str: ...
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+def read(array: NDArray) -> Any:
     """
-    An op whose body calls a native function. Raises what a call with these arguments would raise.
+    Wraps an argument of `push`: the op only reads ``array``, as a Python function does without this.
+    `push` refuses it for a parameter that the prototype of a `CFunction` does not declare const.
     """
+
+def write(array: NDArray) -> Any:
+    """Wraps an argument of `push`: the op reads and writes ``array``."""
+
+def overwrite(array: NDArray) -> Any:
+    """
+    Wraps an argument of `push`: the op writes every element of ``array`` before it reads any.
+    """
+
+class Work:
+    """The work of one push that conflicts."""
+
+    def submit(self, renewed: list[tuple[NDArray, NDArray]]) -> Op[Any]:
+        """
+        Pushes it again, and returns an Op. renewed: pairs of arrays. The first gets the memory of the second when the
+        push is accepted.
+        """
+
+    def is_copy_on_device(self) -> _bool: ...
+
+    def uses(self, of_prototype: _bool) -> list[tuple[NDArray, _bool, _bool]]:
+        """
+        (array, is write, is overwrite) of what was given; of_prototype: and of what follows from the prototype of
+        a native function.
+        """
+
+    def arguments(self) -> list[Any]: ...
+
+def push(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], reads: Any, writes: Any, overwrites: Any, name: Any, on_conflict: Any) -> Op[Any]:
+    """What tenon.push does with what it is given."""
 
 def give_back(array: NDArray) -> None:
     """Waits for ops, and gives the memory of the array back to its owner."""

@@ -210,7 +210,7 @@ def test_waitall_gets_what_fails_while_it_waits_and_nothing_is_logged(log):
 def test_a_failed_native_function_is_logged(log):
     op = tn.push(tn.c_function(None, "int abs(int i)"), 3)
     until(op.done)
-    assert op._native.done()
+    assert op.done()
     del op
     until(log.unseen, "it was not logged")
     assert "op 'abs' failed" in log.unseen()[0]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions to call or to push that write to all of an array."""
+"""Functions to call or to push that write to all of an array. If they are pushed, and NumPy would only copy
+elements or a number, the extension does that without the GIL (python/src/native_bodies.cc)."""
 
 from __future__ import annotations
 

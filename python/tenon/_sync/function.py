@@ -68,9 +68,6 @@ class CFunction:
             error.op = self.name
             raise
 
-    def _all_arguments(self, arguments: list[Any], named: dict[str, Any]) -> list[Any]:
-        return list(self._filled(tuple(arguments), named)) if self.constants or named else arguments
-
     def _filled(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments in order. Positional arguments take the parameters that are not named."""
         for name in named:

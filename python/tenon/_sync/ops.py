@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from .. import _core
 from .._core import NativeOp
@@ -14,7 +14,7 @@ from .tasks import Signal, current_task, number_of
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class Op(Generic[_T_co]):
+class Op(NativeOp[_T_co]):
     """Work that was pushed. In asyncio, ``await op`` returns its result.
 
     Attributes
@@ -22,12 +22,7 @@ class Op(Generic[_T_co]):
     name : str
     """
 
-    __slots__ = ("__weakref__", "_native", "name")  # many ops may wait
-    name: str
-
-    def __init__(self, native: NativeOp, name: str) -> None:
-        self._native = native
-        self.name = name
+    __slots__ = ("__weakref__",)  # many ops may wait
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the op is done. Without a timeout, this thread runs the op if it is ready.
@@ -48,7 +43,7 @@ class Op(Generic[_T_co]):
         KeyboardInterrupt
             Ctrl-C was pressed. If this thread was running the body of an op, that op has failed.
         """
-        self._native.wait(timeout)
+        self._wait(timeout)
         error = self._error()
         if error is not None:
             raise error
@@ -56,28 +51,24 @@ class Op(Generic[_T_co]):
     def result(self, timeout: float | None = None) -> _T_co:
         """Waits, as `wait` does, and returns the result of the op's function."""
         self.wait(timeout)
-        return self._native.result()  # type: ignore[no-any-return]
-
-    def done(self) -> bool:
-        """Whether the op has ended, successfully or not. Does not wait."""
-        return self._native.done()
+        return self._result()
 
     def exception(self, timeout: float | None = None) -> OpError | None:
         """Waits and returns the error of the op; None if it succeeded."""
-        self._native.wait(timeout)
+        self._wait(timeout)
         return self._error()
 
     def _error(self) -> OpError | None:
-        failure = self._native.failure()
+        failure = self._failure()
         return None if failure is None else op_error(failure)
 
     def __await__(self) -> Generator[Any, None, _T_co]:
-        if not self._native.done():
+        if not self.done():
             task = current_task()
-            waiting = self._native.begin_await(number_of(task))
+            waiting = self._begin_await(number_of(task))
             try:
                 done = Signal(waiting.report)
-                self._native.on_done(done.set)
+                self._on_done(done.set)
                 yield from done.wait()
             finally:
                 waiting.end()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of ops that return what they should write: ``push(lambda x, o: x * 2, a, overwrite(b))``."""
+"""Results of bodies of ops: of a function that was not run, or that returns what it should write:
+``push(lambda x, o: x * 2, a, overwrite(b))``."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _core
+from .plain_functions import UNRUN_RESULTS, close_unrun
 
 
-def refuse_lost_result(
+def check_result(
     function: Callable[..., Any],
     given: Sequence[Any],
     keywords: Sequence[str],
-    are_overwritten: Sequence[int],
+    are_overwritten: bytes,
     result: Any,
 ) -> None:
-    """Raises TypeError if a Python function has returned a new array of the shape of an output.
+    """Raises TypeError if the body of a function has not run, or if a Python function has returned a new
+    array of the shape of an output.
 
     An array in the memory of an argument is no new one. A scalar of NumPy is an array without axes.
 
@@ -27,6 +30,14 @@ def refuse_lost_result(
     given, are_overwritten
         The arguments, and 1 for each that the function was to write whole. The last ones are ``keywords``.
     """
+    if type(result) in UNRUN_RESULTS:
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(
+            f"{name} returned {close_unrun(result)}, whose body has not run. Push a function that does its "
+            "work before it returns"
+        )
+    if not any(are_overwritten):
+        return
     results = result if type(result) in (tuple, list) else (result,)
     # An argument that is returned lives on, which is an error of its own.
     new = [value for value in results if all(value is not array for array in given)]

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from .._core import NDArray, addresses, borrowers, counted_variables, references
+from .bodies import call_body
 from .objects import (
     CONTAINERS,
     GENERATORS,
@@ -229,7 +230,7 @@ class Search:
             self.running.add(id(frame))
             if _package(dict.get(frame.f_globals, "__name__")) not in _OTHERS_CODE:
                 frames.append(frame)
-            elif frame.f_code.co_qualname == "Body.__call__":
+            elif frame.f_code is call_body.__code__:
                 frames.clear()  # what the body of an op uses is the op's
             frame = frame.f_back
         return frames
