@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from .. import _core
 from .._array.creation import from_pointer
 from .._array.fields import Fields
+from .._array.share import HEAD_MARK
 from .._core import NDArray, Schema
 from .._errors import OwnerDied, TenonError, is_of_user, log
 from .._ipc.channel import Channel, Received
@@ -32,7 +33,6 @@ from .serving import (
     HEAD,
     IS_CLOSED_AT,
     IS_FILLING_AT,
-    MARK,
     MARK_AT,
     NBYTES_AT,
     PLACE_AT,
@@ -630,7 +630,7 @@ def _read_head(head: NDArray) -> dict[str, Any] | None:
     with head.read() as content:
         data = content.tobytes()
     words = memoryview(data)[: WORDS * 8].cast("q")
-    if words[MARK_AT] != MARK:
+    if words[MARK_AT] != HEAD_MARK:
         return None
     found: dict[str, Any] = json.loads(data[WORDS * 8 : WORDS * 8 + words[NBYTES_AT]])
     return found

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._array.creation import zeros
+from .._array.share import HEAD_MARK, HEAD_SUFFIX
 from .._core import NDArray
 from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, is_of_user, log
 from .._ipc.channel import Channel, Loan
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 
 MODES = ("queue", "broadcast")
-MARK = 0x64656573  # of a head that is complete
 WORDS = 8
 (
     MARK_AT,
@@ -65,7 +65,6 @@ HEAD = 9  # numbers of an item of the batch channel before those of its fields
 
 SEEKS = 64  # states that consumers have loaded, and that the server has not read
 _LOOK_SECONDS = 0.02
-_SUFFIX = ".feed"
 
 _numbers = itertools.count()
 
@@ -102,7 +101,7 @@ def check(mode: str, epochs: int | None, consumers: int) -> None:
 
 
 def head_name(name: str) -> str:
-    return name + _SUFFIX
+    return name + HEAD_SUFFIX
 
 
 class Server:
@@ -391,7 +390,7 @@ class ServedFeed:
             head[WORDS * 8 :] = memoryview(about)
             words = head[: WORDS * 8].view("i8")
             words[NBYTES_AT] = len(about)
-            words[MARK_AT] = MARK
+            words[MARK_AT] = HEAD_MARK
             del words, head
         # Only the server writes them. Consumers read them when they have received from a channel.
         self.words: Any = words_of(self._head)

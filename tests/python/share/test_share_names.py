@@ -185,6 +185,10 @@ def test_attach_opens_arrays_only_and_names_the_right_call(name):
         for one in (name, name + ".feed"):
             with pytest.raises(ValueError, match=rf"tn\.Feed\.attach\('{name}'\)"):
                 tn.attach(one)
-    array = tn.zeros(4096, "u1", shared=name + ".feed")
-    assert tn.attach(name + ".feed").shape == array.shape
+        with pytest.raises(ValueError, match=rf"tn\.Feed\.attach\('{name}'\)"):
+            tn.Channel.attach(name)  # the batches are not for it
+    array = tn.zeros(4096, "u1", shared=name + "-c.feed")  # beside a channel, and not the head of a feed
+    assert tn.attach(name + "-c.feed").shape == array.shape
+    with pytest.raises(ValueError, match=rf"tn\.Channel\.attach\('{name}-c'\)"):
+        tn.attach(name + "-c")
     del things
