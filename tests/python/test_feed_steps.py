@@ -123,35 +123,26 @@ def test_an_interrupted_fill_without_workers_is_told_again():
         assert sum(1 for _ in feed) == 5
 
 
-def test_an_error_of_the_conversion_ends_the_iterator():
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError, tn.LeaseConflict])
+def test_an_error_of_the_conversion_ends_the_iterator(error, workers):
+    """It has lost its batch, also if a wait could end with such an error."""
     calls = []
 
     def convert(batch):
         calls.append(batch.index)
-        return 1 // (2 - batch.index)
+        if batch.index == 2:
+            raise error("of the conversion")
+        return batch.index
 
-    with make() as feed:
+    with make(workers=workers) as feed:
         steps = feed._iterate(convert)
         assert [next(steps), next(steps)] == [0, 1]
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error, match="of the conversion"):
             next(steps)
         assert next(steps, None) is None
         assert calls == [0, 1, 2]
         assert [batch.epoch for batch in feed] == [1] * 5
-
-
-def test_a_timeout_of_the_conversion_does_not_end_the_iterator():
-    def convert(batch):
-        if batch.index == 1:
-            raise TimeoutError
-        return batch.index
-
-    with make() as feed:
-        steps = feed._iterate(convert)
-        assert next(steps) == 0
-        with pytest.raises(TimeoutError):
-            next(steps)
-        assert list(steps) == [2, 3, 4]
 
 
 def test_a_failure_of_the_generator_is_raised_at_its_place_with_its_facts():

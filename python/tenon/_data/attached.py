@@ -414,15 +414,15 @@ class _Epoch(Iteration):
             self._end()
             feed._end_round()
             feed._check_wanted(False)
-        except TimeoutError:
-            raise  # the caller may release batches, and try again
-        except Exception as error:
-            if item is not None or not is_of_user(error):  # else of a signal handler: the next call goes on
-                item = None  # the traceback has this frame
+        except BaseException as error:
+            # The next call goes on after Ctrl-C, after a TimeoutError (the caller may release batches), and
+            # after an exception of a signal handler in the wait.
+            is_over = isinstance(error, Exception) and not isinstance(error, TimeoutError)
+            if is_over and (item is not None or not is_of_user(error)):
                 self._end()
-            raise
-        except BaseException:  # Ctrl-C: the next call goes on
-            feed._next_item = item if item is not None else feed._next_item
+            elif item is not None:
+                feed._next_item = item
+            item = None  # the traceback has this frame
             raise
         finally:
             self._is_in_next = False

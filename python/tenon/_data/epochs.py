@@ -142,7 +142,9 @@ class Epoch(Iteration):
                     progress.note_delivery()
                 return self._convert(batch)
         except (TimeoutError, LeaseConflict):
-            raise  # the caller may let go of batches, and try again
+            if batch is not None or is_delivered:  # of the conversion, which has lost it
+                self._end()
+            raise  # of the wait: the caller may let go of batches, and try again
         except OpError as failure:
             if batch is None and not is_delivered:  # else its copy to a device has failed
                 _describe(failure, feed)
