@@ -18,6 +18,15 @@
 namespace tenon::python {
 namespace {
 
+// Gives a received item back. Leaves the error that is set; its own is not raised.
+void put_back(tenon_item* item) noexcept {
+  const KeepError keep_error;
+  try {
+    call(tenon_item_put_back, item);
+  } catch (const std::exception&) {  // a process was stopped while it changed the channel
+  }
+}
+
 // An item, until it is sent or released.
 class HeldItem {
  public:
@@ -108,14 +117,7 @@ class HeldItem {
     caller_ = {};
     release();
   }
-  // Gives a received item back. Leaves the error that is set; its own is not raised.
-  void put_back() noexcept {
-    const KeepError keep_error;
-    try {
-      call(tenon_item_put_back, item_);
-    } catch (const std::exception&) {  // a process was stopped while it changed the channel
-    }
-  }
+  void put_back() noexcept { python::put_back(item_); }
   // An exception leaves the instruction that has received the item, as of a signal that came with it: no code
   // of the user has seen the item.
   bool is_unseen() const noexcept {
@@ -270,6 +272,7 @@ nb::object item_object(nb::handle type, tenon_item* item, const char* site, cons
                        int caches) {
   PyObject* const object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type.ptr()), 0);
   if (object == nullptr) {
+    if (tenon_item_sequence(item) != 0) put_back(item);
     tenon_item_release(item);
     nb::raise_python_error();
   }

@@ -145,6 +145,26 @@ def test_an_error_of_the_conversion_ends_the_iterator(error, workers):
         assert [batch.epoch for batch in feed] == [1] * 5
 
 
+def test_a_lack_of_memory_ends_the_iterator():
+    """It may have lost a batch: there was none for its object."""
+    with make() as feed:
+        steps = feed._iterate(itself)
+        steps._detach()
+        take = steps._next
+
+        def take_and_lose(*arguments):
+            take(*arguments)
+            raise MemoryError
+
+        assert next(steps).index == 0
+        steps._next = take_and_lose
+        with pytest.raises(MemoryError):
+            next(steps)
+        steps._next = take
+        assert next(steps, None) is None
+        assert [batch.epoch for batch in feed] == [1] * 5
+
+
 def test_a_failure_of_the_generator_is_raised_at_its_place_with_its_facts():
     prototype = "int fail_at(int64_t *label, uint64_t index, uint64_t epoch, uint64_t bad_index, int code)"
     generator = tn.c_function(native_library.generators(), prototype, bad_index=2, code=7)

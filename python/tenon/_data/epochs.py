@@ -158,8 +158,9 @@ class Epoch(Iteration):
                 raise StopIteration from None
             raise
         except BaseException as other:
-            # Of a wait, for example by Ctrl-C: the next call goes on. Else a batch is lost.
-            if batch is not None or is_delivered or feed._inline is not None:
+            # Of a wait, for example by Ctrl-C: the next call goes on. Else a batch is lost, or may be.
+            is_of_wait = batch is None and not is_delivered and not isinstance(other, MemoryError)
+            if not is_of_wait or feed._inline is not None:
                 self._end()
                 self._has_lost_batch |= not isinstance(other, Exception)
             raise

@@ -721,6 +721,26 @@ def test_an_item_is_not_ended_while_another_thread_sends_it():
         item.drop()
 
 
+@pytest.mark.parametrize("mode", ["queue", "broadcast", "latest"])
+def test_an_item_whose_object_cannot_be_made_is_received_again(mode):
+    memory = pytest.importorskip("_testcapi")  # a module of CPython's tests
+    with tn.Channel({"x": ("i8", (1,))}, slots=3, mode=mode, when_full="keep") as channel:
+        failed = 0
+        for number in range(20):
+            with channel.loan() as item:
+                item.x[...] = number
+            memory.set_nomemory(number, number + 1)  # this allocation fails
+            try:
+                received = channel.recv(0)
+            except MemoryError:
+                failed += 1
+                memory.remove_mem_hooks()
+                received = channel.recv(0)
+            memory.remove_mem_hooks()
+            assert received.x.item() == number
+        assert failed > 0
+
+
 def test_only_channels_make_items():
     with tn.Channel({"x": ("i8", (1,))}) as channel:
         with channel.loan() as loan:
