@@ -212,6 +212,7 @@ class Item {
  private:
   friend class Channel;
   struct Sending;
+  struct Making;
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
   void begin(const char* site) noexcept;
   [[gnu::cold]] void begin_span(const char* site) noexcept;
@@ -231,6 +232,7 @@ class Item {
   bool is_readonly_ = false;
   std::atomic<bool> has_ended_{false};  // it was sent, dropped by send(), or put back
   std::atomic<bool> is_sending_{false};
+  std::atomic<uint32_t> n_making_{0};  // threads that make an array of a loan
   RefCount refs_;
 };
 

@@ -3,6 +3,8 @@
 // Items: their arrays, and how they are sent and put back.
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "array/access.h"
@@ -35,14 +37,37 @@ bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
 // A thread that sends the item. Another one must not send it, nor make an array of it.
 struct Item::Sending {
   explicit Sending(Item& sent) : item(sent) {
-    // pairs with: Item::array, "the use of a field of a loan"
+    // pairs with: Item::Making, "an array of a loan"
     if (!item.is_sending_.exchange(true, std::memory_order_seq_cst)) return;
     throw_error(Code::kValue, "another thread sends the item");
   }
   Sending(const Sending&) = delete;
   Sending& operator=(const Sending&) = delete;
-  // pairs with: Item::Sending, "the use of a field of a loan"
+  // pairs with: Item::Making, "an array of a loan"
   ~Sending() { item.is_sending_.store(false, std::memory_order_release); }
+  Item& item;
+};
+
+// A thread that makes an array of a loan. It refuses to if a send has begun. A send that begins later waits
+// for it, and then sees that the field has an array.
+struct Item::Making {
+  explicit Making(Item& loan) : item(loan) {
+    // pairs with: Channel::clear_unused_fields, "an array of a loan"
+    item.n_making_.fetch_add(1, std::memory_order_seq_cst);
+    // pairs with: Item::Sending, "an array of a loan"
+    const bool is_sending = item.is_sending_.load(std::memory_order_seq_cst);
+    if (!is_sending && !item.has_ended_.load(std::memory_order_relaxed)) return;
+    end();
+    throw_sent();
+  }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+  ~Making() { end(); }
+  // pairs with: Channel::clear_unused_fields, "an array of a loan"
+  void end() const noexcept { item.n_making_.fetch_sub(1, std::memory_order_release); }
+  [[noreturn]] static void throw_sent() {
+    throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
+  }
   Item& item;
 };
 
@@ -50,12 +75,13 @@ std::atomic<bool>& Channel::use_of(uint32_t slot, size_t field) const noexcept {
   return used_fields_[slot * schema_->fields().size() + field];
 }
 
-// Their bytes may be of an item of another process.
+// Their bytes may be of an item of another process. Requires an Item::Sending.
 void Channel::clear_unused_fields(const Item& item) const noexcept {
+  // pairs with: Item::Making, "an array of a loan"
+  while (item.n_making_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
   const std::vector<SchemaField>& fields = schema_->fields();
   for (size_t i = 0; i < fields.size(); ++i) {
-    // pairs with: Item::array, "the use of a field of a loan"
-    if (use_of(item.slot_, i).load(std::memory_order_seq_cst)) continue;
+    if (use_of(item.slot_, i).load(std::memory_order_relaxed)) continue;
     std::memset(storage_of(item.slot_).data() + fields[i].offset, 0, fields[i].nbytes);
     use_of(item.slot_, i).store(true, std::memory_order_relaxed);
   }
@@ -184,8 +210,11 @@ Ref<Array> Item::array(int32_t index) {
   memory.deleter = release_array;
   memory.is_readonly = is_readonly_;
   if (field.nbytes == 0) memory.extent_nbytes = 0;
-  // pairs with: Channel::clear_unused_fields, "the use of a field of a loan"
-  if (is_loan) channel_->use_of(slot_, static_cast<size_t>(index)).store(true, std::memory_order_seq_cst);
+  std::optional<Making> making;
+  if (is_loan) {
+    making.emplace(*this);
+    channel_->use_of(slot_, static_cast<size_t>(index)).store(true, std::memory_order_relaxed);
+  }
   refs_.increment_before_look();
   Ref<Storage> storage;
   try {
@@ -196,11 +225,7 @@ Ref<Array> Item::array(int32_t index) {
   }
   // From here on, the storage's deleter releases the item. If send() ends the uses from now on, it finds this
   // storage.
-  // pairs with: Item::Sending, "the use of a field of a loan"
-  if (has_ended_.load(std::memory_order_relaxed) ||
-      (is_loan && is_sending_.load(std::memory_order_seq_cst))) {
-    throw_error(Code::kLeaseConflict, "the item was sent or dropped, so it has no arrays any more");
-  }
+  if (has_ended_.load(std::memory_order_relaxed)) Making::throw_sent();
   return Array::over(std::move(storage), field.dtype, Dims(field.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }

@@ -60,6 +60,45 @@ TEST(ChannelItem, AFieldOfWhichNoArrayWasMadeIsSentWithZeros) {
   }
 }
 
+// Oracle: an array of the field was made before the item was sent, or the field has zeros.
+TEST(ChannelItem, AFieldIsSentWithZerosAlsoIfItIsAskedForWhileTheItemIsSent) {
+  const api::Channel channel = make(1);
+  put(channel, 7);
+  (void)take(channel);
+  std::atomic<int64_t> begun{0}, ended{0};
+  const api::Item* asked = nullptr;
+  bool has_array = false, is_over = false;
+  std::thread other([&] {
+    for (int64_t n = 1;; ++n) {
+      while (begun < n) std::this_thread::yield();
+      if (is_over) return;
+      has_array = code_of([&] { (void)asked->array(0); }) == TENON_OK;
+      ended = n;
+    }
+  });
+  int64_t refused = 0, n = 1;
+  for (; n <= repeats(500'000, 20'000, 5'000); ++n) {
+    api::Item item = channel.loan(0s);
+    *static_cast<int32_t*>(item.array(1).data()) = 8;
+    asked = &item;
+    begun = n;
+    for (volatile int64_t delay = n % 256; delay > 0;) delay = delay - 1;
+    item.send();
+    while (ended < n) std::this_thread::yield();
+    const std::optional<api::Item> received = channel.receive(0s);
+    refused += has_array ? 0 : 1;
+    if (!has_array) {
+      EXPECT_EQ(value_of(*received), 0) << "item " << n;
+    }
+    fill(*received, 7);
+    if (HasFailure()) break;
+  }
+  is_over = true;
+  begun = n + 1;
+  other.join();
+  EXPECT_GT(refused, 0);
+}
+
 TEST(ChannelItem, AnItemThatIsPutBackIsReceivedAgain) {
   for (const ChannelMode mode : {ChannelMode::kQueue, ChannelMode::kBroadcast, ChannelMode::kLatest}) {
     const bool is_latest = mode == ChannelMode::kLatest;
