@@ -153,7 +153,7 @@ void begin(WithBlock& block) {
   if (block.is_entered) {
     raise(PyExc_RuntimeError, "a block cannot be entered a second time: call read() or write() again");
   }
-  if (block.is_write && has_outlived_views()) [[unlikely]]
+  if (block.is_write && has_outlived_views(block.array)) [[unlikely]]
     callback(Callback::kHeedOutlived)(nb::handle(block.array));
   block.is_entered = true;
   prepare_numpy_views();

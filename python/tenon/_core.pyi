@@ -884,10 +884,16 @@ def note_unsettled(n: int) -> None:
     How many views that have ended still hold their memory: waits look at them again.
     """
 
-def note_outlived(n: int) -> None:
+def note_outlived(begin: int, end: int, number: int) -> None:
     """
-    How many views have outlived blocks that wrote: further blocks that write look for them.
+    A view of these bytes has outlived a block that wrote: further blocks that write them look for it.
     """
+
+def forget_outlived(begin: int, number: int) -> None:
+    """That view is gone."""
+
+def outlived_on(array: NDArray) -> list[int]:
+    """The numbers of the views that may show bytes of the array."""
 
 def set_plain_types(types: frozenset[type]) -> None:
     """

@@ -3,13 +3,17 @@
 
 import asyncio
 import contextlib
+import os
 import queue
+import sys
 import threading
 import warnings
 
 import pytest
 
 import tenon as tn
+
+PACKAGE = os.path.dirname(tn.__file__)
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 
@@ -109,6 +113,43 @@ def test_a_block_begins_silently_if_no_other_code_has_its_memory(shared):
         for block in (a[2:].write(), a.read()):
             with block:
                 pass
+
+
+@pytest.mark.parametrize("begin", [lambda a: a.write(), lambda a: a.lease("w")], ids=["block", "lease"])
+def test_views_of_other_arrays_make_no_block_slower(begin, shared):
+    kept = []
+
+    def lines_of_package(n):
+        """Those that Python executes for a block while n views of blocks of other arrays are kept."""
+        while len(kept) < n:
+            other = tn.zeros(4, shared=shared)
+            with other.write() as v:
+                kept.append((other, v[1:]))
+        lines = 0
+
+        def note(frame, event, _):
+            nonlocal lines
+            lines += event == "line" and frame.f_code.co_filename.startswith(PACKAGE)
+            return note
+
+        sys.settrace(note)
+        try:
+            with begin(a):
+                pass
+        finally:
+            sys.settrace(None)
+        return lines
+
+    a = tn.zeros(4, shared=shared)
+    without = lines_of_package(0)
+    one = lines_of_package(1)
+    assert lines_of_package(50) == one
+    kept.clear()
+    assert lines_of_package(0) == without
+    with a.write() as v:
+        kept.append(v[1:])
+    with warnings_are("error"), pytest.raises(tn.LeaseEscapedWarning), begin(a):
+        pass
 
 
 def test_names_of_ended_arrays_give_no_warning(shared):

@@ -231,12 +231,15 @@ def _is_error() -> bool:
 
 def _outlived_on(array: NDArray) -> list[Outlived]:
     """What the caller's own blocks have left on these bytes."""
+    keys = _core.outlived_on(array)
+    if not keys:
+        return []
     begin, end = _core.addresses(array)
     thread, task = this_thread(), number_of(current_task())
     return [
         one
-        for one in list(outlived.values())
-        if one.begin < end and begin < one.end and one.thread is thread and one.task in (0, task)
+        for one in map(outlived.get, keys)
+        if one and one.begin < end and begin < one.end and one.thread is thread and one.task in (0, task)
     ]
 
 
