@@ -33,7 +33,9 @@ def test_all_exceptions_are_tested():
 # ---------------------------------------------------------------------------- attributes of NumPy's arrays
 
 MISSING = sorted(
-    name for name in vars(tn.NDArray) if not name.startswith("__") and not hasattr(tn.ones((2, 2)), name)
+    name
+    for name in vars(tn.NDArray)
+    if not name.startswith("__") and name != "context" and not hasattr(tn.ones((2, 2)), name)
 )
 
 
@@ -48,6 +50,13 @@ def way_out(name):
 def test_attributes_of_numpy_that_are_missing_are_known():
     assert {"std", "var", "argmax", "flatten", "cumsum", "any", "sort", "flat"} <= set(MISSING)
     assert not {"sum", "shape", "numpy", "read"} & set(MISSING)
+
+
+def test_the_context_of_mxnet_names_its_module():
+    with pytest.raises(AttributeError, match="which this program has not imported"):
+        _ = tn.ones(3).context
+    with pytest.raises(TypeError, match="takes a context of MXNet, not 'cpu'"):
+        tn.ones(3).as_in_context("cpu")
 
 
 @pytest.mark.parametrize("name", MISSING)
