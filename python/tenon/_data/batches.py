@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from .._core import Batch, float32
 
@@ -126,11 +126,8 @@ class DataIter(_Base):
     provide_data: list[DataDesc]
     provide_label: list[DataDesc]
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        _become_mxnets()
-        return super().__new__(cls)
-
     def __init__(self, batch_size: int = 0) -> None:
+        _become_mxnets()
         self.batch_size = batch_size
 
     def __iter__(self) -> DataIter:
