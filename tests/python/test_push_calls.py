@@ -319,12 +319,17 @@ class Held:
     pass
 
 
-@pytest.mark.parametrize("lists", [{"reads": 3}, {"writes": [None]}, {"name": 3}, {"on_conflict": "x"}])
-def test_a_refused_push_keeps_nothing(lists):
+BAD = [{"reads": 3}, {"writes": [None]}, {"name": 3}, {"on_conflict": "x"}, {"last": "read-only"}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_a_refused_push_keeps_nothing(bad):
+    """The last one is refused after all arguments have been read."""
     a, held = tn.zeros(2), Held()
     ref = weakref.ref(held)
-    with pytest.raises((TypeError, ValueError)):
-        tn.push(record, a, tn.write(a), held, out=held, **lists)
+    given = {key: tn.write(a.readonly()) if key == "last" else value for key, value in bad.items()}
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        tn.push(record, a, tn.write(a), held, out=held, **given)
     del held
     assert ref() is None
     assert a.leases() == []
@@ -347,10 +352,10 @@ PLAIN = [0, 1, -1, 127, 128, 255, 256, 2**24 + 1, 2**53 + 1, 2**63, -(2**63), Tr
 PLAIN += [float("nan"), float("inf"), -0.0, 1j, np.float32(0.1), np.int64(300), np.uint8(3), "1", None, [1]]
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "?"])
 def test_a_pushed_fill_writes_what_numpy_s_assignment_does(dtype):
-    """With the same error, if there is one; the element is compared by its bytes."""
+    """With the same error or warning, if there is one. The elements are compared by their bytes."""
     for value in PLAIN:
         a, x = tn.zeros((3, 2), dtype), np.zeros((3, 2), dtype)
         try:
