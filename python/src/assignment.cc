@@ -183,15 +183,24 @@ bool check_numbers(nb::handle value, DType dtype, bool* has_own_dtypes, int dept
   return are_numbers;
 }
 
-// A list of MXNet's arrays as one of arrays on their memory. NumPy knows no MXNet.
-nb::object without_verbs_in_list(nb::handle value) {
-  const bool is_list = PyList_CheckExact(value.ptr());
-  if ((!is_list && !PyTuple_CheckExact(value.ptr())) || nb::len(value) == 0 ||
-      !has_verbs(nb::object(value[0])))
-    return nb::borrow(value);
+bool is_list(nb::handle value) { return PyList_CheckExact(value.ptr()) || PyTuple_CheckExact(value.ptr()); }
+
+nb::object items_without_verbs(nb::handle value) {
+  if (!is_list(value)) return without_verbs(value, Access::kRead);
   nb::list items;
-  for (nb::handle item : value) items.append(without_verbs(item, Access::kRead));
+  for (nb::handle item : value) items.append(items_without_verbs(item));
   return items;
+}
+
+// A list of MXNet's arrays, which may be nested, as one of arrays on their memory, because NumPy knows no
+// MXNet. Other values are returned unchanged.
+nb::object without_verbs_in_list(nb::handle value) {
+  nb::object first = nb::borrow(value);
+  for (int depth = 0; is_list(first) && nb::len(first) != 0; ++depth) {
+    if (depth == TENON_MAX_NDIM) return nb::borrow(value);
+    first = nb::object(first[0]);
+  }
+  return has_verbs(first) ? items_without_verbs(value) : nb::borrow(value);
 }
 
 // The NumPy array of value, which is not an array. NumPy itself would select float64 for [2**63, 1] and

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dlpack_capsule.h"
 
+#include <unordered_map>
+
 #include "elements.h"
 #include "owners.h"
 
@@ -31,7 +33,28 @@ nb::object capsule_of(Tensor* tensor, const char* name, PyCapsule_Destructor des
   return owned(capsule);
 }
 
+// The own destructors of capsules that have call_destructor. Under the GIL.
+std::unordered_map<PyObject*, PyCapsule_Destructor>& destructors() {
+  static auto* const table = new std::unordered_map<PyObject*, PyCapsule_Destructor>;
+  return *table;
+}
+
+void call_destructor(PyObject* capsule) noexcept {
+  const KeepError keep_error;
+  const auto own = destructors().extract(capsule);
+  own.mapped()(capsule);
+}
+
 }  // namespace
+
+void keep_error_from_destructor(nb::handle object) {
+  PyObject* const capsule = object.ptr();
+  if (PyCapsule_IsValid(capsule, kLegacyName) == 0 && PyCapsule_IsValid(capsule, kVersionedName) == 0) return;
+  const PyCapsule_Destructor own = PyCapsule_GetDestructor(capsule);
+  if (own == nullptr || own == call_destructor) return;
+  destructors().insert_or_assign(capsule, own);
+  check_python(PyCapsule_SetDestructor(capsule, call_destructor));
+}
 
 [[gnu::hot]] nb::object versioned_capsule(tenon_array* array, uint32_t flags, const char* site,
                                           int64_t stream) {

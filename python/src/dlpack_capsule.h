@@ -27,6 +27,10 @@ nb::object legacy_capsule(tenon_array* array, uint32_t flags, const char* site,
 // The access that a legacy capsule of Tenon allows; nullopt for other capsules, which cannot state it.
 std::optional<Access> access_of_legacy(nb::handle capsule);
 
+// For a DLPack capsule among the arguments of a call that fails: its destructor, which may be a function in
+// Python as that of MXNet, is called with the error put aside. Does nothing to other objects.
+void keep_error_from_destructor(nb::handle object);
+
 // The protocol's pairs of ints: a device, a version. Throws TypeError unless the object is a tuple of two
 // ints (also members of an enum); what: its name in the message. Numbers of more than 64 bits saturate.
 struct Pair {

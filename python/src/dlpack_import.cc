@@ -316,7 +316,7 @@ Array share_numpy(nb::handle x) {
   }
 }
 
-PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+PyObject* import_from(PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
   static FastParameters<4> parameters("from_dlpack", {"x", "device", "copy", "writable"}, 1, 1);
   const auto [x, device, copy, writable] = parameters.parse(arguments, n, keywords);
   const bool has_device = device != nullptr && device != Py_None;
@@ -347,6 +347,16 @@ PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObj
   return wrap(std::move(array));
 }
 
+PyObject* from_dlpack(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  try {
+    return import_from(arguments, n, keywords);
+  } catch (...) {
+    const Py_ssize_t n_all = n + (keywords != nullptr ? PyTuple_Size(keywords) : 0);
+    for (Py_ssize_t i = 0; i < n_all; ++i) keep_error_from_destructor(arguments[i]);
+    throw;
+  }
+}
+
 }  // namespace
 
 bool has_verbs(nb::handle object) {
@@ -372,6 +382,10 @@ void refuse_verbs(nb::handle object) {
 }
 
 Array share_if_dlpack(nb::handle object, Access access) {
+  if (PyCapsule_CheckExact(object.ptr())) {
+    keep_error_from_destructor(object);
+    raise(PyExc_TypeError, "%R is no array, but tn.from_dlpack() makes one of it", object.ptr());
+  }
   if (has_dlpack(object)) return import_dlpack(object);
   return has_verbs(object) ? import_by_verb(object, access) : Array();
 }

@@ -49,10 +49,8 @@ const Use* use_in(nb::handle object) {
   return nb::inst_ptr<Use>(object);
 }
 
-bool has_type(nb::handle object, Callback type) {
-  const nb::handle wanted = callback(type);
-  if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == wanted.ptr()) return true;
-  const int is_instance = PyObject_IsInstance(object.ptr(), wanted.ptr());
+bool is_iterable(nb::handle object) {
+  const int is_instance = PyObject_IsInstance(object.ptr(), callback(Callback::kIterable).ptr());
   check_python(is_instance);
   return is_instance != 0;
 }
@@ -208,7 +206,7 @@ void Work::add(nb::handle array, bool is_write, bool is_overwrite) {
 void Work::add_list(const char* name, nb::handle arrays, bool is_write, bool is_overwrite) {
   if (PyTuple_CheckExact(arrays.ptr()) && PyTuple_Size(arrays.ptr()) == 0) return;
   const bool is_plain = PyTuple_CheckExact(arrays.ptr()) || PyList_CheckExact(arrays.ptr());
-  if (is_ndarray(arrays.ptr()) || (!is_plain && !has_type(arrays, Callback::kIterable)))
+  if (is_ndarray(arrays.ptr()) || (!is_plain && !is_iterable(arrays)))
     raise(PyExc_TypeError, "%s is %R: it must be a list of NDArrays", name, arrays.ptr());
   const nb::object iterator = owned(PyObject_GetIter(arrays.ptr()));
   while (const nb::object array = nb::steal(PyIter_Next(iterator.ptr()))) {
@@ -226,12 +224,14 @@ void Work::add_list(const char* name, nb::handle arrays, bool is_write, bool is_
 
 void Work::take_arguments(const nb::tuple& arguments, const nb::dict& keywords) {
   static Name native("_native"), constants("constants"), filled("_filled");
-  const bool is_native = has_type(function_, Callback::kCFunction);
+  auto* const type = reinterpret_cast<PyTypeObject*>(callback(Callback::kCFunction).ptr());
+  const bool is_native = PyType_IsSubtype(Py_TYPE(function_.ptr()), type) != 0;
   if (!function_.type().is(callback(Callback::kCFunction))) refuse_generators(function_, name_);
   nb::object given = nb::borrow(arguments);
   if (is_native) {
     native_ = attribute_of(function_, native);
-    c_function_ = nb::cast<const Function*>(native_);
+    if (!nb::isinstance<Function>(native_)) raise(PyExc_TypeError, "the CFunction was not initialised");
+    c_function_ = nb::inst_ptr<Function>(native_);
     if (nb::len(keywords) != 0 || is_true(attribute_of(function_, constants)))
       given = function_.attr(filled.get())(arguments, keywords);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array/dlpack_export.h"
 
+#include <algorithm>
 #include <new>
 #include <string>
 
@@ -201,7 +202,10 @@ DLManagedTensor* export_legacy(Array& array, uint32_t flags, const char* site, i
     throw_error(Code::kBuffer, "padded ", array.dtype().name(),
                 " elements cannot be exported in the legacy DLPack struct: ask for version 1.1 or later");
   }
-  return make_export<DLManagedTensor>(array, flags, stream, site);
+  if (!array.is_contiguous() || std::ranges::equal(array.strides(), c_strides(array.shape()).dims()))
+    return make_export<DLManagedTensor>(array, flags, stream, site);
+  // MXNet takes any other stride of an axis of length 1 for a gap.
+  return make_export<DLManagedTensor>(*reshape(array, array.shape(), TENON_COPY_NEVER), flags, stream, site);
 }
 
 }  // namespace tenon::impl::dlpack

@@ -89,6 +89,18 @@ TEST(Export, SaysReadOnlyOrRefuses) {
   legacy->deleter(legacy);
 }
 
+TEST(Export, LegacyStridesOfWhatHasNoGapsAreThoseOfCOrder) {
+  alignas(64) float data[4] = {};
+  ForeignLegacy odd(data, {1, 4, 1}, Vector{77, 1, 9});
+  const Ref<Array> a = import_legacy(&odd.tensor, 0);
+  DLManagedTensor* const t = export_legacy(*a, 0);
+  EXPECT_EQ(to_vector({t->dl_tensor.strides, 3}), (Vector{4, 1, 1}));
+  EXPECT_EQ(t->dl_tensor.data, data);
+  EXPECT_EQ(a->storage().region().views().writers, 1U);
+  t->deleter(t);
+  EXPECT_EQ(a->storage().region().views().writers, 0U);
+}
+
 TEST(Export, PaddedSubByteElementsCarryTheirFlag) {
   const Ref<Array> a = Array::create(DType{TENON_FLOAT4_E2M1FN, 4}, Vector{3}, TENON_SUBBYTE_PADDED);
   DLManagedTensorVersioned* const t = export_versioned(*a, 0);

@@ -60,6 +60,15 @@ def test_a_block_of_gluon_takes_an_array_in_its_context(feed):
         del batch, data, label  # their slots
 
 
+def test_an_array_without_gaps_is_taken_where_it_lies():
+    """MXNet looks at the strides of axes of length 1, too."""
+    a = tn.arange(24, dtype="f4").reshape(1, 4, 6)
+    for part in (a[:, 0], a[:, :1, :1], a[0, :1, :1].T, a[:, ::4]):
+        m = part.as_in_context(mx.cpu())
+        assert address_of(m) == part.data_ptr
+        assert m.asnumpy().tolist() == part.tolist()
+
+
 def test_contexts_and_scalars_are_those_of_mxnet():
     a = tn.ones((2, 3))
     m = a.as_in_context(mx.cpu())

@@ -40,7 +40,7 @@ def test_each_place_takes_arrays_of_mxnet():
     assert m.asnumpy().tolist() == [[0, 1, 2], [0, 2, 4]]
     tn.fill(m, 7)
     assert tn.concatenate([m, a[:1]]).tolist() == [[7] * 3] * 2 + [[0, 2, 4]]
-    assert tn.array([m[0], m[1]]).tolist() == [[7] * 3] * 2
+    assert tn.array([m[0], m[1]]).tolist() == tn.array([[m[0]], [m[1]]])[:, 0].tolist() == [[7] * 3] * 2
     assert a[mx.nd.array([1], dtype="int64")].tolist() == [[6, 8, 10]]
     batch = next(tn.io.NDArrayIter(m, mx.nd.arange(2), batch_size=2))
     assert (batch.data[0].data_ptr, batch.label[0].tolist()) == (address_of(m), [0, 1])

@@ -382,3 +382,20 @@ def test_a_pushed_copy_of_overlapping_memory_reads_before_it_writes(push):
     assert a.tolist() == x[::-1].tolist()
     error = tn.push(push, tn.zeros(3), tn.overwrite(tn.zeros(2))).exception()
     assert isinstance(error.__cause__, ValueError)
+
+
+def test_an_object_that_only_claims_to_be_a_c_function_is_called_as_it_is():
+    class Claims:
+        __class__, _native, constants = tn.CFunction, None, None
+
+        def __call__(self, *arguments, **named):
+            return arguments, named
+
+    assert tn.push(Claims(), 1, 2, 3, x=4).result() == ((1, 2, 3), {"x": 4})
+
+    class Bare(tn.CFunction):
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match="was not initialised"):
+        tn.push(Bare(), 1)

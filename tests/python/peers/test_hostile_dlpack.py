@@ -340,6 +340,28 @@ def test_the_destructor_of_a_consumed_capsule_cannot_replace_the_error_of_the_im
     assert calls == []
 
 
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        lambda make: tn.from_dlpack(make(), device="nonsense"),
+        lambda make: tn.from_dlpack(make(), no_such_keyword=1),
+        lambda make: tn.from_dlpack(x=make(), writable=3),
+        lambda make: tn.zeros(3).copyto(make()),
+        lambda make: tn.zeros(3).__setitem__(..., make()),
+        lambda make: tn.asarray(make()),
+    ],
+    ids=["device", "keyword", "flag", "copyto", "assignment", "asarray"],
+)
+def test_the_destructor_of_a_refused_capsule_is_called_without_the_error_of_the_call(refuse):
+    """It may be a function in Python, as that of MXNet, and would fail, and free nothing."""
+    tensor, calls = dl.Tensor(), []
+    destructor = dl.CapsuleDestructor(calls.append)
+    with pytest.raises((TypeError, ValueError)):
+        refuse(lambda: tensor.capsule(destructor))
+    assert len(calls) == 1
+    dl.Taken(ctypes.addressof(tensor.managed), True).release()
+
+
 def test_numbers_in_messages_are_those_that_were_wrong():
     for arguments, words in (
         ({"shape": (2, -3)}, ("-3",)),
