@@ -2,6 +2,7 @@
 """What worker processes of a `DataLoader` send: each object as it was, once, and errors with any text."""
 
 import os
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -138,6 +139,34 @@ def use_another_device(worker=None):
 
 def on_cpu(index):
     return torch.full((3,), float(index), device="cpu"), torch.empty(0, index, device="cpu")
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return i
+
+
+def test_threads_that_share_an_iterator_get_each_batch_once_and_all_get_to_its_end():
+    batches = iter(tn.DataLoader(Numbers(), num_workers=2, multiprocessing_context="fork"))
+    numbers, errors = [], []
+
+    def take():
+        try:
+            for batch in batches:
+                numbers.append(int(batch))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(60))
+    assert errors == []
 
 
 @pytest.mark.parametrize("where", ["the consumer", "the workers"])

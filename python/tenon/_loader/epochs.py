@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -160,6 +161,7 @@ class Processes(Quick):
         progress.base_seed = self._base_seed
         self._peeked: collections.deque[Any] = collections.deque()
         self._pid = os.getpid()
+        self._turn = threading.RLock()  # of the threads that take batches; the handler of a signal may, too
         self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
         self._ahead = max(loader.prefetch_factor or 0, 1) * self._num_workers
@@ -306,14 +308,23 @@ class Processes(Quick):
     def look_ahead(self) -> None:
         """Takes answers until each worker has sent the mark of the start of the epoch."""
         marks = self.progress.marks
-        while None in marks and not self.is_closed and self._received + len(self._peeked) < self._sent:
-            worker = (self._received + len(self._peeked)) % self._num_workers
-            self._take()
-            begin = _parts_of(self._peeked[-1])[0]
-            if begin:
-                marks[worker] = (-1, begin)
+        with self._turn_here():
+            while None in marks and not self.is_closed and self._received + len(self._peeked) < self._sent:
+                worker = (self._received + len(self._peeked)) % self._num_workers
+                self._take()
+                begin = _parts_of(self._peeked[-1])[0]
+                if begin:
+                    marks[worker] = (-1, begin)
 
     def _next_data(self) -> Any:
+        with self._turn_here():
+            return self._next_in_turn()
+
+    def _turn_here(self) -> contextlib.AbstractContextManager[Any]:
+        # A forked child does not have the thread whose turn it was.
+        return self._turn if os.getpid() == self._pid else contextlib.nullcontext()
+
+    def _next_in_turn(self) -> Any:
         if self._is_in_step:
             self.close()
             raise RuntimeError(
