@@ -261,7 +261,9 @@ class _Items:
         if self._channel is not None:
             try:
                 return await self._channel.arecv()
-            except EOFError:
+            except EOFError as error:
+                if is_of_user(error):
+                    raise
                 self._channel = None
         raise StopAsyncIteration
 
