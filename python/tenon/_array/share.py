@@ -149,7 +149,7 @@ def attach(name: str, readonly: bool = False) -> NDArray:
         No address space, or no file descriptor, is left.
     """
     array = _core.attach(name, readonly)
-    kind = _kind_of(array)
+    kind = _kind_of(array, name)
     if kind is None:
         return array
     if kind == "Feed":
@@ -159,10 +159,10 @@ def attach(name: str, readonly: bool = False) -> NDArray:
     raise ValueError(f"{name!r} is the name of no array: open it with tn.{kind}.attach({name!r})")
 
 
-def _kind_of(memory: NDArray) -> str | None:
+def _kind_of(memory: NDArray, name: str) -> str | None:
     if memory.ndim != 1 or memory.dtype.name != "uint8":
         return None
-    if _is_head(memory):
+    if name.endswith(HEAD_SUFFIX) and _is_head(memory):
         return "Feed"
     for kind, native in (("Channel", _core.NativeChannel), ("Arena", _core.NativeArena)):
         with contextlib.suppress(ValueError):
@@ -183,7 +183,7 @@ def _is_head(memory: NDArray) -> bool:
 def is_feed(name: str) -> bool:
     """Whether a feed is served under the name."""
     try:
-        return _kind_of(_core.attach(name + HEAD_SUFFIX)) == "Feed"
+        return _kind_of(_core.attach(name + HEAD_SUFFIX), name + HEAD_SUFFIX) == "Feed"
     except (FileNotFoundError, ValueError):
         return False
 
