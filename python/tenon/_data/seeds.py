@@ -21,6 +21,12 @@ def seed_generators(seed: int, numpy_seed: int | Sequence[int]) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+def import_generators() -> None:
+    """In a process that forks workers: each of them would import NumPy's generators for its first batch."""
+    if "numpy" in sys.modules:
+        import numpy.random  # noqa: F401
+
+
 def seed_for_batch(seed: int) -> None:
     """Seeds them so that the numbers of a batch depend on nothing but its seed."""
     # PyTorch takes the lower half, with which NumPy would give the same numbers. A sequence takes 7 us more.

@@ -25,7 +25,7 @@ from .._sync.lease import where_views_are_kept
 from .._sync.plain_functions import refuse_generators
 from .._values import flag
 from .schema import schema_of
-from .seeds import seed_for_batch
+from .seeds import import_generators, seed_for_batch
 from .unwritten import MarkedFields
 
 if TYPE_CHECKING:
@@ -565,6 +565,8 @@ class Workers:
             self._threads = [one for one in self._threads if one[0].is_alive()]
             self._threads.append((thread, weakref.ref(native)))
             return 0
+        if self._context.get_start_method() == "fork":
+            import_generators()
         process = self._context.Process(
             target=_run_process,
             args=(link, self._schema, self._function, setup, self._rules),
