@@ -3,6 +3,7 @@
 
 import os
 import threading
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -146,11 +147,13 @@ class Numbers(torch.utils.data.Dataset):
         return 60
 
     def __getitem__(self, i):
+        time.sleep(0.0005)
         return i
 
 
-def test_threads_that_share_an_iterator_get_each_batch_once_and_all_get_to_its_end():
-    batches = iter(tn.DataLoader(Numbers(), num_workers=2, multiprocessing_context="fork"))
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+def test_threads_that_share_an_iterator_get_each_batch_once_and_all_get_to_its_end(options):
+    batches = iter(tn.DataLoader(Numbers(), **options))
     numbers, errors = [], []
 
     def take():

@@ -11,7 +11,6 @@ import os
 import pickle
 import select
 import signal
-import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -160,8 +159,6 @@ class Processes(Quick):
             self._go_on_sampler(loader, progress, state)
         progress.base_seed = self._base_seed
         self._peeked: collections.deque[Any] = collections.deque()
-        self._pid = os.getpid()
-        self._turn = threading.RLock()  # of the threads that take batches; the handler of a signal may, too
         self._requests: collections.deque[bytes] = collections.deque()  # not answered yet, in order
         self.is_closed = False
         self._ahead = max(loader.prefetch_factor or 0, 1) * self._num_workers
@@ -319,10 +316,6 @@ class Processes(Quick):
     def _next_data(self) -> Any:
         with self._turn_here():
             return self._next_in_turn()
-
-    def _turn_here(self) -> contextlib.AbstractContextManager[Any]:
-        # A forked child does not have the thread whose turn it was.
-        return self._turn if os.getpid() == self._pid else contextlib.nullcontext()
 
     def _next_in_turn(self) -> Any:
         if self._is_in_step:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import weakref
 from typing import Any
 
@@ -30,7 +32,17 @@ _is_profiled: Any = torch.autograd._profiler_enabled  # type: ignore[attr-define
 
 
 class Quick(BaseIterator):
-    """Marks batches for a profiler only if one runs: a mark costs as much as a small batch."""
+    """Marks batches for a profiler only if one runs: a mark costs as much as a small batch. Threads that
+    share the iterator take batches in turn."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._pid = os.getpid()
+        self._turn = threading.RLock()  # the handler of a signal may take batches, too
+
+    def _turn_here(self) -> contextlib.AbstractContextManager[Any]:
+        # A forked child does not have the thread whose turn it was.
+        return self._turn if os.getpid() == self._pid else contextlib.nullcontext()
 
     def __next__(self: Any) -> Any:
         if self._IterableDataset_len_called is not None or _is_profiled():
@@ -117,6 +129,10 @@ class Here(Quick, SingleProcessIterator):
         return index
 
     def _next_data(self) -> Any:
+        with self._turn_here():
+            return self._next_in_turn()
+
+    def _next_in_turn(self) -> Any:
         progress = self.progress
         progress.restored = None
         try:
