@@ -71,9 +71,7 @@ Array copied(const Array& source, DType dtype) {
 
 void check_writable(const Array& array) {
   if (!array.is_readonly()) return;
-  raise(PyExc_ValueError,
-        "the array is read-only: write to a.copy(), or import memory that may be written with "
-        "tn.from_dlpack(x, writable=True)");
+  raise(PyExc_ValueError, "the array is read-only: %s", kHowToWrite);
 }
 
 void copy_elements(const Array& source, const Array& destination) {

@@ -31,6 +31,10 @@ inline bool has_negative_stride(const tenon_array_desc& array) noexcept {
   return false;
 }
 
+// The way out for a caller that would write to a read-only array.
+inline constexpr char kHowToWrite[] =
+    "write to a.copy(), or import memory that may be written with tn.from_dlpack(x, writable=True)";
+
 // Throws ValueError when array is read-only.
 void check_writable(const Array& array);
 

@@ -11,6 +11,7 @@
 #include "callbacks.h"
 #include "devices.h"
 #include "dlpack_import.h"
+#include "elements.h"
 #include "function.h"
 #include "ndarray.h"
 #include "op.h"
@@ -197,8 +198,8 @@ Work::Work(nb::handle function, const nb::tuple& arguments, const nb::dict& keyw
 
 void Work::add(nb::handle array, bool is_write, bool is_overwrite) {
   if (is_write && (desc_of(array.ptr()).flags & TENON_READONLY) != 0) {
-    raise(PyExc_BufferError, "an op cannot write to a read-only array of shape %R",
-          nb::object(array.attr("shape")).ptr());
+    raise(PyExc_BufferError, "an op cannot write to a read-only array of shape %R: %s",
+          nb::object(array.attr("shape")).ptr(), kHowToWrite);
   }
   rows_.push_back({nb::borrow(array), is_write, is_overwrite});
 }

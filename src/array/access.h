@@ -20,6 +20,11 @@ namespace tenon::impl {
 
 // The error for a conflict. doing: what the caller wanted to do with array (may be null).
 Error error_of(const Conflict& conflict, const char* doing, const Array* array);
+
+// The way out for a caller that would write to a read-only array.
+inline constexpr char kHowToWrite[] =
+    "write to a copy, or import memory that may be written as writable (tn.from_dlpack(x, writable=True))";
+
 [[noreturn]] inline void throw_conflict(const Conflict& conflict, const char* doing, const Array* array) {
   throw error_of(conflict, doing, array);
 }

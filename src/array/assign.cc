@@ -35,7 +35,7 @@ class Window {
 void check_writable(const Array& dst) {
   if (dst.is_readonly()) {
     throw_error(Code::kBuffer, "the array of shape ", shape_text(dst.shape()),
-                " is read-only: write to a copy");
+                " is read-only: ", kHowToWrite);
   }
 }
 

@@ -196,7 +196,8 @@ DLManagedTensor* export_legacy(Array& array, uint32_t flags, const char* site, i
   if (array.is_readonly() && (flags & TENON_EXPORT_FOR_READ) == 0) {
     throw_error(Code::kBuffer,
                 "a read-only array cannot be exported in the legacy DLPack struct, which cannot say so: "
-                "ask for version 1.0 or later, or export a copy");
+                "ask for version 1.0 or later, or ",
+                kHowToWrite);
   }
   if ((array.desc().flags & TENON_SUBBYTE_PADDED) != 0) {
     throw_error(Code::kBuffer, "padded ", array.dtype().name(),

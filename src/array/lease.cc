@@ -62,9 +62,12 @@ bool is_new_site(const char* site) {
 }  // namespace
 
 void Lease::refuse_write(const Array& array, bool is_wait) {
-  throw_error(
-      Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
-      is_wait ? " cannot be waited for to be written: wait to read it" : " cannot be leased for writing");
+  if (is_wait) {
+    throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
+                " cannot be waited for to be written: wait to read it");
+  }
+  throw_error(Code::kBuffer, "a read-only array of shape ", shape_text(array.shape()),
+              " cannot be leased for writing: ", kHowToWrite);
 }
 
 void Lease::begin_span(const Array& array, const char* site) noexcept {

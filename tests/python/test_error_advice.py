@@ -218,6 +218,17 @@ X = np.ones(3, "f4")
 A = tn.ones((2, 3))
 LIBRARY_CALL = "int scale(const float *source, float *destination, size_t n, float factor)"
 
+
+def legacy(is_written):
+    """An import from a library whose legacy tensors do not say whether they may be written."""
+    a = tn.zeros(3)
+    return tn.from_dlpack(a.to_dlpack_for_write(), writable=True) if is_written else a.readonly()
+
+
+def fill(view):
+    view[...] = 1
+
+
 # What is refused, words of the advice, and programs that follow them.
 OTHERS = {
     "writes= of a NumPy array": (
@@ -266,6 +277,24 @@ OTHERS = {
         lambda: A.readonly().__setitem__(0, 1),
         "write to a.copy()",
         [lambda: A.readonly().copy().__setitem__(0, 1)],
+    ),
+    "a lease of a read-only array": (
+        lambda: legacy(False).write().__enter__(),
+        "tn.from_dlpack(x, writable=True)",
+        [lambda: legacy(False).copy().lease("w").release(), lambda: legacy(True).lease("w").release()],
+    ),
+    "an op that writes a read-only array": (
+        lambda: tn.push(print, tn.write(legacy(False))),
+        "tn.from_dlpack(x, writable=True)",
+        [
+            lambda: tn.push(fill, tn.write(legacy(False).copy())).wait(),
+            lambda: tn.push(fill, tn.write(legacy(True))).wait(),
+        ],
+    ),
+    "a legacy export of a read-only array": (
+        lambda: legacy(False).to_dlpack_for_write(),
+        "tn.from_dlpack(x, writable=True)",
+        [lambda: legacy(False).copy().to_dlpack_for_write(), lambda: legacy(True).to_dlpack_for_write()],
     ),
     "a list for from_numpy": (
         lambda: tn.from_numpy([1]),

@@ -93,7 +93,10 @@ class Model:
 
     def _add(self, array, is_write, is_overwrite):
         if is_write and not array.writable:
-            raise BufferError(f"an op cannot write to a read-only array of shape {array.shape}")
+            how = "or import memory that may be written with tn.from_dlpack(x, writable=True)"
+            raise BufferError(
+                f"an op cannot write to a read-only array of shape {array.shape}: write to a.copy(), {how}"
+            )
         self.rows.append((array, is_write, is_overwrite))
 
     def _modes(self, array):
