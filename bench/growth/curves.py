@@ -8,7 +8,7 @@ import numpy as np
 
 import tenon as tn
 
-from . import calls, commands, memory, refusals
+from . import calls, commands, files, memory, refusals
 
 SMALL = (100, 300, 1_000, 3_000, 10_000, 20_000)
 VIEWS = (*SMALL, 100_000)
@@ -17,6 +17,7 @@ OPS = (1_000, 10_000, 40_000)
 SLOTS = (4, 16, 64, 256, 1_000)
 PROCESSES = (1, 4, 16, 64)
 SEGMENTS = (0, 1, 4, 16)
+MEBIBYTES = (1, 16, 256)
 
 UNITS = {"us": 1_000, "ms": 1_000_000, "B": 1}  # in nanoseconds; B: bytes of memory for each thing
 
@@ -132,6 +133,12 @@ CURVES = {
         },
         Goal("value", 150),
         "ms",
+    ),
+    "save": Curve(
+        "tn.save of a .params file", "MiB", MEBIBYTES, files.contenders(True), Goal("ratio", 1), "ms"
+    ),
+    "load": Curve(
+        "tn.load of a .params file", "MiB", MEBIBYTES, files.contenders(False), Goal("ratio", 1), "ms"
     ),
     "array": Curve(
         "memory of tn.zeros(8)",

@@ -14,7 +14,8 @@ from .curves import CURVES, UNITS
 
 PACKAGES = ("tenon-arrays", "numpy")
 CHART = Path(__file__).resolve().parents[2] / "docs/growth.svg"
-COLOURS = ("#2f7fd8", "#97a0aa", "#c9822b", "#b0559f")  # of contenders; can be read on white and black
+# Of contenders; can be read on white and black.
+COLOURS = ("#2f7fd8", "#97a0aa", "#c9822b", "#b0559f", "#4f9a64", "#c65454")
 INK = "#707a85"
 
 
