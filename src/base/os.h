@@ -86,6 +86,16 @@ void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept;
 // Memory that is committed later comes from this NUMA node. Fails with kValue.
 void bind_to_node(std::byte* address, size_t nbytes, int node);
 
+// Maps a range of a memory file so that a page becomes a copy of this process when it writes there. Commits
+// nothing. The mapping does not keep the locks of the file's description. Null: the system refuses it.
+std::byte* map_private(const File& file, size_t offset, size_t nbytes) noexcept;
+// Of whole pages of such a mapping: this process has written to the first one (true: or this is not known).
+bool is_written(const std::byte* address) noexcept;
+// Frees the pages that were written. Afterwards, all pages are those of the file. False: the system cannot.
+bool discard_written(std::byte* address, size_t nbytes) noexcept;
+// Copies the pages, as writes of the same bytes would. Beside other writers; best effort if memory is short.
+void write_pages(std::byte* address, size_t nbytes) noexcept;
+
 // Reads a range of a file into private memory. False: the file is shorter.
 bool read_at(const File& file, size_t offset, void* to, size_t nbytes) noexcept;
 
