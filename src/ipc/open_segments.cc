@@ -12,12 +12,12 @@
 namespace tenon::impl {
 namespace {
 
-// The address space of a pool. Its memory is allocated when it is used.
-constexpr uint64_t kPoolNbytes = uint64_t{4} << 30;
-constexpr uint64_t kSmallPoolNbytes = uint64_t{256} << 20;  // if there is little address space
+// The address space of an allocator. Its memory is allocated when it is used.
+constexpr uint64_t kManyBlocksNbytes = uint64_t{4} << 30;
+constexpr uint64_t kFewBlocksNbytes = uint64_t{256} << 20;  // if there is little address space
 
 constexpr int64_t kSweepNs = 100'000'000;
-constexpr size_t kSomeBlocks = 64;  // blocks of one pool that sweep_some() looks at
+constexpr size_t kSomeBlocks = 64;  // blocks of one allocator that sweep_some() looks at
 constexpr size_t kSomeSegments = 8;
 
 }  // namespace
@@ -51,16 +51,16 @@ OpenSegments::CloseUnused::~CloseUnused() {
   if (segment.users() == 0 && segment.participant().can_leave()) (void)segments_.close(leaving);
 }
 
-PoolBlock OpenSegments::allocate(uint64_t nbytes) {
-  for (const auto& pool : pools_) {
-    if (pool->segment().file().is_lost()) continue;  // other processes could not open an array on it
-    const PoolBlock found = pool->allocate(nbytes);
+AllocatedBlock OpenSegments::allocate(uint64_t nbytes) {
+  for (const auto& allocator : allocators_) {
+    if (allocator->segment().file().is_lost()) continue;  // other processes could not open an array on it
+    const AllocatedBlock found = allocator->allocate(nbytes);
     if (found.block != Segment::kNone) return found;
   }
-  return new_pool(nbytes).allocate(nbytes);
+  return new_allocator(nbytes).allocate(nbytes);
 }
 
-Pool& OpenSegments::new_pool(uint64_t nbytes) {
+BlockAllocator& OpenSegments::new_allocator(uint64_t nbytes) {
   const auto make = [&](uint64_t data_nbytes) {
     SegmentPlan plan;
     plan.data_nbytes = data_nbytes;
@@ -69,37 +69,37 @@ Pool& OpenSegments::new_pool(uint64_t nbytes) {
   };
   std::unique_ptr<Segment> segment;
   try {
-    segment = make(kPoolNbytes);
+    segment = make(kManyBlocksNbytes);
   } catch (const Error& e) {
     if (e.code() != Code::kNoMemory) throw;
-    segment = make(std::max(kSmallPoolNbytes, round_up(nbytes, kSmallPoolNbytes)));
+    segment = make(std::max(kFewBlocksNbytes, round_up(nbytes, kFewBlocksNbytes)));
   }
-  // First the calls that may fail: a segment without its pool would be useless.
-  pools_.reserve(pools_.size() + 1);
-  auto pool = std::make_unique<Pool>(*segment);
+  // First the calls that may fail: a segment without its allocator would be useless.
+  allocators_.reserve(allocators_.size() + 1);
+  auto allocator = std::make_unique<BlockAllocator>(*segment);
   (void)add(std::move(segment));
-  return *pools_.emplace_back(std::move(pool));
+  return *allocators_.emplace_back(std::move(allocator));
 }
 
-bool OpenSegments::trim_pools() noexcept {
+bool OpenSegments::trim_blocks() noexcept {
   uint64_t idle_nbytes = 0;
-  for (const auto& pool : pools_) {
-    (void)pool->reclaim();
-    idle_nbytes += pool->idle_nbytes();
-    pool->trim(0);
+  for (const auto& allocator : allocators_) {
+    (void)allocator->reclaim();
+    idle_nbytes += allocator->idle_nbytes();
+    allocator->trim(0);
   }
   return idle_nbytes != 0;
 }
 
-Pool* OpenSegments::pool_of(const SegmentId& id) noexcept {
-  const auto is_it = [&](const auto& pool) { return pool->segment().header().id == id; };
-  const auto at = std::find_if(pools_.begin(), pools_.end(), is_it);
-  return at != pools_.end() ? at->get() : nullptr;
+BlockAllocator* OpenSegments::allocator_of(const SegmentId& id) noexcept {
+  const auto is_it = [&](const auto& allocator) { return allocator->segment().header().id == id; };
+  const auto at = std::find_if(allocators_.begin(), allocators_.end(), is_it);
+  return at != allocators_.end() ? at->get() : nullptr;
 }
 
 void OpenSegments::note_left(const SegmentId& id, uint32_t block) noexcept {
-  if (Pool* const pool = pool_of(id)) {
-    pool->note_left(block);
+  if (BlockAllocator* const allocator = allocator_of(id)) {
+    allocator->note_left(block);
   } else if (auto node = staying_.extract(id)) {
     leaving_.insert(std::move(node));
   }
@@ -112,10 +112,10 @@ void OpenSegments::sweep_some() {
     last_looked_at_ = *at;
     (void)try_close(at);
   }
-  if (pools_.empty()) return;
-  next_pool_ = (next_pool_ + 1) % pools_.size();
-  for (size_t i = 0; i < pools_.size(); ++i) {
-    if (i == next_pool_ || pools_[i]->is_any_new()) (void)pools_[i]->reclaim(kSomeBlocks);
+  if (allocators_.empty()) return;
+  next_allocator_ = (next_allocator_ + 1) % allocators_.size();
+  for (size_t i = 0; i < allocators_.size(); ++i) {
+    if (i == next_allocator_ || allocators_[i]->is_any_new()) (void)allocators_[i]->reclaim(kSomeBlocks);
   }
 }
 
@@ -125,7 +125,7 @@ bool OpenSegments::sweep_all() {
   swept_at_ns_ = now;
   bool is_unfinished = false;
   for (const auto& [id, segment] : open_) is_unfinished |= segment->end_limited();
-  for (const auto& pool : pools_) is_unfinished |= pool->reclaim();
+  for (const auto& allocator : allocators_) is_unfinished |= allocator->reclaim();
   return close_left() || is_unfinished;
 }
 
@@ -143,7 +143,7 @@ bool OpenSegments::close_left() noexcept {
 bool OpenSegments::try_close(Set::iterator leaving) noexcept {
   const auto at = open_.find(*leaving);
   Segment& segment = *at->second;
-  if (pool_of(*leaving) != nullptr || segment.users() != 0) {
+  if (allocator_of(*leaving) != nullptr || segment.users() != 0) {
     staying_.insert(leaving_.extract(leaving));
     return true;
   }
@@ -188,7 +188,7 @@ bool OpenSegments::is_freeing(tenon_device device) const noexcept {
 }
 
 void OpenSegments::become_child() noexcept {
-  pools_.clear();
+  allocators_.clear();
   for (const auto& [id, segment] : open_) segment->become_child();
   for (Set* const others : {&staying_, &ending_, &ended_}) leaving_.merge(*others);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The segments that are open in this process, the pools on those that it created, and when each is closed.
+// The segments that are open in this process, the allocators on those that it created, and when each is
+// closed.
 #pragma once
 
 #include <map>
@@ -9,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "ipc/pool.h"
+#include "ipc/block_allocator.h"
 #include "ipc/segment.h"
 
 namespace tenon::impl {
@@ -46,10 +47,10 @@ class OpenSegments {
     std::optional<SegmentId> added_;
   };
 
-  // A block of a pool; of a new pool if the others have no room. Fails with kNoMemory, kSystem.
-  PoolBlock allocate(uint64_t nbytes);
-  // Returns the unused memory of the pools to the system. False: there was none.
-  bool trim_pools() noexcept;
+  // A block of an allocator; of a new allocator if the others have no room. Fails with kNoMemory, kSystem.
+  AllocatedBlock allocate(uint64_t nbytes);
+  // Returns the unused memory of the allocators to the system. False: there was none.
+  bool trim_blocks() noexcept;
 
   // This process does not use a block any more.
   void note_left(const SegmentId& id, uint32_t block) noexcept;
@@ -70,26 +71,27 @@ class OpenSegments {
   // it that may have dropped it a moment ago.
   bool is_freeing(tenon_device device) const noexcept;
 
-  // In a forked child: only the parent allocates in its pools.
+  // In a forked child: only the parent allocates in its allocators.
   void become_child() noexcept;
 
  private:
   using Set = std::set<SegmentId>;
   bool try_close(Set::iterator leaving) noexcept;
   bool close(Set::iterator leaving) noexcept;
-  Pool* pool_of(const SegmentId& id) noexcept;
-  Pool& new_pool(uint64_t nbytes);
+  BlockAllocator* allocator_of(const SegmentId& id) noexcept;
+  BlockAllocator& new_allocator(uint64_t nbytes);
 
   std::map<SegmentId, std::unique_ptr<Segment>> open_;
-  std::vector<std::unique_ptr<Pool>> pools_;  // each on a segment of open_ that this process created
+  std::vector<std::unique_ptr<BlockAllocator>>
+      allocators_;  // each on a segment of open_ that this process created
   // Each segment of open_ is in one of these sets. Its node moves between them, which needs no memory.
   Set leaving_;  // segments that perhaps nothing in this process uses
   Set staying_;
-  Set ending_;                // their memory is to end
-  Set ended_;                 // a thread has taken their memory, and ends it
-  int64_t swept_at_ns_ = 0;   // time of the last sweep_all()
-  SegmentId last_looked_at_;  // the last one of leaving_ that sweep_some() looked at
-  size_t next_pool_ = 0;      // the pool for the next call of sweep_some()
+  Set ending_;                 // their memory is to end
+  Set ended_;                  // a thread has taken their memory, and ends it
+  int64_t swept_at_ns_ = 0;    // time of the last sweep_all()
+  SegmentId last_looked_at_;   // the last one of leaving_ that sweep_some() looked at
+  size_t next_allocator_ = 0;  // the allocator for the next call of sweep_some()
 };
 
 }  // namespace tenon::impl

@@ -25,7 +25,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr uint64_t kLargestInPool = uint64_t{1} << 30;
+constexpr uint64_t kLargestAmongBlocks = uint64_t{1} << 30;
 
 constexpr std::chrono::milliseconds kSweepAgain{250}, kSweepWhenBusy{1}, kWatchAgain{1000};
 constexpr DType kBytes(TENON_UINT, 8);
@@ -271,8 +271,8 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
   try {
     commit();
   } catch (const Error& e) {
-    // Tries again with the unused memory of the pools.
-    if (!open_.trim_pools() || e.code() != Code::kNoMemory) throw;
+    // Tries again with the unused memory of the allocators.
+    if (!open_.trim_blocks() || e.code() != Code::kNoMemory) throw;
     commit();
   }
   if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
@@ -410,11 +410,12 @@ Ref<Array> Segments::create(DType dtype, Dims shape, uint32_t flags, const Share
   check_is_on_host(options, options.prepare ? "the memory of an arena" : "a shared array");
   const uint64_t nbytes = nbytes_of(dtype, shape, flags);
   return create_with(options.name, [&] {
-    if (!options.name.empty() || options.has_huge_pages || options.node >= 0 || nbytes > kLargestInPool) {
+    if (!options.name.empty() || options.has_huge_pages || options.node >= 0 ||
+        nbytes > kLargestAmongBlocks) {
       Segment& segment = make_alone(named_array(dtype, shape, flags), {&nbytes, 1}, options);
       return take_over(segment, 0, dtype, shape, flags, options);
     }
-    const PoolBlock found = open_.allocate(nbytes);
+    const AllocatedBlock found = open_.allocate(nbytes);
     std::byte* const data = found.segment->data() + found.begin;
     if (options.is_populated) os::populate(data, nbytes, true);
     if ((flags & TENON_ZEROED) != 0 && !found.is_fresh) std::memset(data, 0, nbytes);

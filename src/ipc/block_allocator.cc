@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ipc/pool.h"
+#include "ipc/block_allocator.h"
 
 #include <algorithm>
 #include <functional>
@@ -20,7 +20,7 @@ uint64_t alignment_of(uint64_t nbytes) noexcept { return nbytes >= kLarge ? kPag
 
 }  // namespace
 
-Pool::Pool(Segment& segment) : segment_(segment) {
+BlockAllocator::BlockAllocator(Segment& segment) : segment_(segment) {
   const uint32_t blocks = segment.header().blocks;
   free_blocks_.reserve(blocks);
   left_.reserve(blocks);
@@ -29,7 +29,7 @@ Pool::Pool(Segment& segment) : segment_(segment) {
   is_committed_.resize((segment.data_nbytes() + kGranule - 1) / kGranule);
 }
 
-PoolBlock Pool::allocate(uint64_t nbytes) {
+AllocatedBlock BlockAllocator::allocate(uint64_t nbytes) {
   const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), kAlignment);
   const uint64_t alignment = alignment_of(nbytes);
   const uint32_t block = free_block();
@@ -42,7 +42,7 @@ PoolBlock Pool::allocate(uint64_t nbytes) {
   }
   if (best == free_sizes_.end()) return {};
   const auto [size, begin] = *best;
-  PoolBlock allocation;
+  AllocatedBlock allocation;
   allocation.begin = round_up(begin, alignment);
   const uint64_t end = allocation.begin + wanted;
   const bool has_before = allocation.begin != begin, has_after = end != begin + size;
@@ -74,18 +74,18 @@ PoolBlock Pool::allocate(uint64_t nbytes) {
   return allocation;
 }
 
-uint32_t Pool::free_block() const noexcept {
+uint32_t BlockAllocator::free_block() const noexcept {
   if (!free_blocks_.empty()) return free_blocks_.front();
   return used_.size() < segment_.header().blocks ? static_cast<uint32_t>(used_.size()) : Segment::kNone;
 }
 
-Pool::Nodes Pool::make_nodes() {
+BlockAllocator::Nodes BlockAllocator::make_nodes() {
   ByBegin by_begin{{0, 0}};
   BySize by_size{{0, 0}};
   return {by_begin.extract(by_begin.begin()), by_size.extract(by_size.begin())};
 }
 
-void Pool::add_free(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept {
+void BlockAllocator::add_free(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept {
   nodes.by_begin.key() = begin;
   nodes.by_begin.mapped() = nbytes;
   nodes.by_size.value() = {nbytes, begin};
@@ -93,13 +93,13 @@ void Pool::add_free(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept {
   free_sizes_.insert(std::move(nodes.by_size));
 }
 
-Pool::Nodes Pool::remove_free(ByBegin::iterator at) noexcept {
+BlockAllocator::Nodes BlockAllocator::remove_free(ByBegin::iterator at) noexcept {
   auto by_size = free_sizes_.extract({at->second, at->first});
   return {free_.extract(at), std::move(by_size)};
 }
 
 // Allocates memory for the bytes. True: none of them had memory before.
-bool Pool::commit(uint64_t begin, uint64_t end) {
+bool BlockAllocator::commit(uint64_t begin, uint64_t end) {
   bool is_fresh = true;
   const uint64_t last = (end - 1) / kGranule;
   for (uint64_t first = begin / kGranule; first <= last;) {
@@ -119,7 +119,7 @@ bool Pool::commit(uint64_t begin, uint64_t end) {
   return is_fresh;
 }
 
-void Pool::free_range(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept {
+void BlockAllocator::free_range(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept {
   const auto next = free_.lower_bound(begin);
   const auto previous = next != free_.begin() ? std::prev(next) : free_.end();
   if (next != free_.end() && next->first == begin + nbytes) {
@@ -134,12 +134,12 @@ void Pool::free_range(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept {
   add_free(std::move(nodes), begin, nbytes);
 }
 
-void Pool::note_left(uint32_t block) noexcept {
+void BlockAllocator::note_left(uint32_t block) noexcept {
   if (!std::exchange(used_[block].is_left, true)) left_.push_back(block);
 }
 
 // Frees the block if no process uses it. False: another process uses it.
-bool Pool::try_free(uint32_t block) noexcept {
+bool BlockAllocator::try_free(uint32_t block) noexcept {
   Used& used = used_[block];
   if (used.nbytes == 0 || segment_.is_used_here(block)) return true;
   if (!segment_.free_if_unused(block)) return false;
@@ -150,7 +150,7 @@ bool Pool::try_free(uint32_t block) noexcept {
   return true;
 }
 
-bool Pool::reclaim(size_t most) noexcept {
+bool BlockAllocator::reclaim(size_t most) noexcept {
   if (left_.empty() && awaited_.empty()) return false;
   reap_all(segment_.control());
   const uint64_t before = used_nbytes_;
@@ -176,11 +176,11 @@ bool Pool::reclaim(size_t most) noexcept {
   return !awaited_.empty();
 }
 
-uint64_t Pool::idle_nbytes() const noexcept {
+uint64_t BlockAllocator::idle_nbytes() const noexcept {
   return committed_nbytes_ - std::min(committed_nbytes_, used_nbytes_);
 }
 
-void Pool::trim(uint64_t kept_nbytes) noexcept {
+void BlockAllocator::trim(uint64_t kept_nbytes) noexcept {
   // From the end, as the next arrays are least likely placed there.
   for (auto at = free_.rbegin(); at != free_.rend() && idle_nbytes() > kept_nbytes; ++at) {
     const uint64_t first = (at->first + kGranule - 1) / kGranule;

@@ -15,7 +15,7 @@
 namespace tenon::impl {
 
 // Bytes for a storage. Their memory is allocated.
-struct PoolBlock {
+struct AllocatedBlock {
   Segment* segment = nullptr;
   uint32_t block = Segment::kNone;  // kNone: there was no room
   uint64_t begin = 0;
@@ -23,14 +23,14 @@ struct PoolBlock {
 };
 
 // Threads: one at a time.
-class Pool {
+class BlockAllocator {
  public:
-  explicit Pool(Segment& segment);
+  explicit BlockAllocator(Segment& segment);
 
   Segment& segment() noexcept { return segment_; }
 
   // Fails with kNoMemory.
-  PoolBlock allocate(uint64_t nbytes);
+  AllocatedBlock allocate(uint64_t nbytes);
 
   // This process has ended a use of the block, perhaps its last one.
   void note_left(uint32_t block) noexcept;
