@@ -312,10 +312,7 @@ void commit(const File& file, size_t offset, size_t nbytes, const std::string& w
     done += step;
   }
   if (done == nbytes) return;
-  if (done != 0) {
-    (void)fallocate(file.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                    static_cast<off_t>(done));
-  }
+  if (done != 0) (void)punch(file, offset, done);
   check_denied("fallocate", error);
   throw_no_memory(what, room);
 }
@@ -326,6 +323,11 @@ bool try_commit(const File& file, size_t offset, size_t nbytes) noexcept {
 
 bool discard(std::byte* address, size_t nbytes) noexcept {
   return madvise(address, nbytes, MADV_REMOVE) == 0;
+}
+
+bool punch(const File& file, size_t offset, size_t nbytes) noexcept {
+  return !file.is_lost() && fallocate(file.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                      static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
 }
 
 std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment) {

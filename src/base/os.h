@@ -77,6 +77,9 @@ void check_room(size_t nbytes, const std::string& what);
 // descriptor. False: the range is as it was (the pages are locked, or the system cannot do it).
 bool discard(std::byte* address, size_t nbytes) noexcept;
 
+// The same for a range of a file. False: the system cannot do it, or the file is lost.
+bool punch(const File& file, size_t offset, size_t nbytes) noexcept;
+
 // Fails with kNoMemory. The addresses are aligned to alignment, a power of two of pages.
 std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment);
 void unmap(std::byte* address, size_t nbytes) noexcept;

@@ -65,7 +65,7 @@ class Inspection {
     copy_ = std::make_unique<FileBytes>(control_end(header_.blocks));
     control_ = {copy_->data(), header_.blocks, nullptr};
     memory_.read(0, copy_->data(), kPlacesAt);
-    const uint32_t used = std::min(look(control_.blocks_used()), header_.blocks);
+    const uint32_t used = control_.used_blocks();
     memory_.read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
     for (uint32_t p = 0; p < kParticipants; ++p) look_at_place(p);
     look_at_creator();

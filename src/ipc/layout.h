@@ -185,7 +185,8 @@ struct SharedEvent {
   Mask waiting;
 };
 
-// kClosing: its creator checks whether a process uses it.
+// kClosing: its creator, or the cleaner after it (cleaner.h), checks whether a process uses it, or returns
+// its memory to the system.
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1, kClosing = 2 };
 
 constexpr uint32_t kSent = 24;

@@ -139,6 +139,19 @@ bool OpenSegments::close_left() noexcept {
   return is_unfinished;
 }
 
+std::chrono::milliseconds OpenSegments::clean() noexcept {
+  constexpr std::chrono::milliseconds kSoonest{kSweepNs / 1'000'000};
+  const int64_t now = now_ns();
+  if (clean_again_ >= kSoonest && now - cleaned_at_ns_ < kSweepNs) return kSoonest;
+  cleaned_at_ns_ = now;
+  clean_again_ = {};
+  for (const auto& [id, segment] : open_) {
+    const std::chrono::milliseconds again = segment->cleaner().look(*segment);
+    if (clean_again_.count() == 0 || (again.count() != 0 && again < clean_again_)) clean_again_ = again;
+  }
+  return clean_again_;
+}
+
 // Closes a segment of leaving_ if nothing uses it. False: it must be tried again later.
 bool OpenSegments::try_close(Set::iterator leaving) noexcept {
   const auto at = open_.find(*leaving);

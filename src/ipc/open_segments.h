@@ -4,6 +4,7 @@
 // closed.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,6 +63,9 @@ class OpenSegments {
   // Closes all segments that no process uses any more. True: it must be called again later.
   bool close_left() noexcept;
 
+  // Cleans up after the creators of the other segments. Returns when it must be called again; 0: never.
+  std::chrono::milliseconds clean() noexcept;
+
   // A segment whose memory on a device must end before it is closed. Null: there is none. The caller takes
   // the memory, ends it without the lock, and calls note_ended().
   Segment* next_ending() noexcept;
@@ -90,6 +94,8 @@ class OpenSegments {
   Set ending_;                 // their memory is to end
   Set ended_;                  // a thread has taken their memory, and ends it
   int64_t swept_at_ns_ = 0;    // time of the last sweep_all()
+  int64_t cleaned_at_ns_ = 0;  // time of the last clean(), and what it returned
+  std::chrono::milliseconds clean_again_{0};
   SegmentId last_looked_at_;   // the last one of leaving_ that sweep_some() looked at
   size_t next_allocator_ = 0;  // the allocator for the next call of sweep_some()
 };

@@ -59,8 +59,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
     const uint32_t block = GrantState::block(word);
     if (GrantState::kind(word) == GrantState::kDied && block < kMostBlocks) has_deaths.set(block);
   }
-  const uint32_t blocks = std::min(look(control.blocks_used()), control.blocks);
-  for (uint32_t i = 0; i < blocks; ++i) {
+  for (uint32_t i = 0, blocks = control.used_blocks(); i < blocks; ++i) {
     Block& block = control.block(i);
     if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
     drop_sent(block, participant);
@@ -143,9 +142,10 @@ bool reap(const Control& control, uint32_t participant) noexcept {
 
 namespace {
 
-void reap_all(const Control& control, int64_t patience_ns) noexcept {
+void reap_all(const Control& control, int64_t patience_ns, bool only_marked = false) noexcept {
   for (uint32_t i = 0; i < kParticipants; ++i) {
-    if (reap(control, i) || !is_abandoned(control, i, patience_ns)) continue;
+    const bool may_live = only_marked && !is_dead(look(life_word(control.life(i))));
+    if ((!may_live && reap(control, i)) || !is_abandoned(control, i, patience_ns)) continue;
     if (!control.places->try_lock(i)) continue;  // the child has taken it
     if (is_abandoned(control, i, patience_ns)) clear(control, i);
     control.places->unlock(i);
@@ -155,6 +155,8 @@ void reap_all(const Control& control, int64_t patience_ns) noexcept {
 }  // namespace
 
 void reap_all(const Control& control) noexcept { reap_all(control, kPatienceNs); }
+
+void reap_marked(const Control& control) noexcept { reap_all(control, kPatienceNs, true); }
 
 Participant::Participant(const Control& control, const os::File& file, MutexOwner& mutex_owner)
     : control_(control), mutex_owner_(&mutex_owner) {
@@ -372,8 +374,7 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   publish(control_.place(i).state, PlaceState::kReserved);
   control_.places->unlock(i);
   child_index_ = i;
-  const uint32_t blocks = std::min(look(control_.blocks_used()), control_.blocks);
-  for (uint32_t b = 0; b < blocks; ++b) {
+  for (uint32_t b = 0, blocks = control_.used_blocks(); b < blocks; ++b) {
     Block& block = control_.block(b);
     if (has_bit(block.users, index_)) set_bit(block.users, i);
   }

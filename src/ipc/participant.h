@@ -36,6 +36,8 @@ struct Control {
   std::atomic<uint32_t>& blocks_used() const noexcept {
     return *reinterpret_cast<std::atomic<uint32_t>*>(base + kBlocksUsedAt);
   }
+  // The blocks from this number on were never used.
+  uint32_t used_blocks() const noexcept { return std::min(look(blocks_used()), blocks); }
   bool has_place(uint32_t i) const noexcept {
     // pairs with: Participant::take_place, "memory of a place"
     return look(life(i).has_place) != 0;
@@ -69,6 +71,8 @@ uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
 bool reap(const Control& control, uint32_t participant) noexcept;
 // Reaps all participants that have died.
 void reap_all(const Control& control) noexcept;
+// Only those whose deaths the kernel has marked. Asks the kernel only about these.
+void reap_marked(const Control& control) noexcept;
 
 // Wakes the waiting processes after something was released.
 inline void note_change(Block& block) noexcept {

@@ -19,6 +19,8 @@ class PlaceLocks {
  public:
   // The file must outlive the object.
   explicit PlaceLocks(const os::File& file) noexcept : file_(file) {}
+  // Instead of a place: the lock of the process that cleans up after the creator (cleaner.h).
+  static constexpr uint32_t kCleaner = kParticipants;
   PlaceLocks(const PlaceLocks&) = delete;
   PlaceLocks& operator=(const PlaceLocks&) = delete;
 
@@ -34,7 +36,7 @@ class PlaceLocks {
  private:
   const os::File& file_;
   // The locks that this process holds: for the kernel, all threads that share a description are one owner.
-  std::atomic<uint64_t> held_[kParticipants / 64]{};
+  std::atomic<uint64_t> held_[kParticipants / 64 + 1]{};
 };
 
 }  // namespace tenon::impl

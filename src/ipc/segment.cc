@@ -299,18 +299,35 @@ bool Segment::is_creator_alive() const noexcept {
          look(place.state) == PlaceState::kLive && is_alive(control_, 0);
 }
 
-bool Segment::free_if_unused(uint32_t index) noexcept {
+bool Segment::needs_cleaner() const noexcept {
+  return !is_creator_ && header_.has_named_array == 0 && participant_->index() != Participant::kNone;
+}
+
+bool Segment::is_unused(uint32_t index) const noexcept {
+  const Block& b = block(index);
+  return look(b.state) != BlockState::kFree && is_empty(b.users) && !has_handles(b);
+}
+
+// If the process ends before the new generation, some process may use the closed block. Later, none can.
+bool Segment::close_if_unused(uint32_t index) noexcept {
   Block& b = block(index);
-  const auto is_unused = [&b] { return is_empty(b.users) && !has_handles(b); };
-  if (b.state.load(std::memory_order_relaxed) != BlockState::kUsed || !is_unused()) return false;
+  const BlockState state = look(b.state);
+  if (state == BlockState::kFree || (state == BlockState::kUsed && !is_unused(index))) return false;
   announce(b.state, BlockState::kClosing);
-  if (!is_unused()) {
+  if (!is_unused(index)) {
     publish(b.state, BlockState::kUsed);
     return false;
   }
   forget_deaths(control_, index);
   store(b.generation, b.generation.load(std::memory_order_relaxed) + 1);
-  publish(b.state, BlockState::kFree);
+  return true;
+}
+
+void Segment::free_closed(uint32_t index) noexcept { publish(block(index).state, BlockState::kFree); }
+
+bool Segment::free_if_unused(uint32_t index) noexcept {
+  if (!close_if_unused(index)) return false;
+  free_closed(index);
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "base/os.h"
 #include "base/spin_lock.h"
 #include "device/shared_memory.h"
+#include "ipc/cleaner.h"
 #include "ipc/layout.h"
 #include "ipc/names.h"
 #include "ipc/participant.h"
@@ -113,9 +114,19 @@ class Segment {
   bool leave(uint32_t block) noexcept;
   // Frees the block if no process uses it and no handle on it is unopened. Creator only.
   bool free_if_unused(uint32_t block) noexcept;
+  // The same in two steps, between which no process can use the block. The first one may be repeated, if
+  // another process has ended after it. Creator, or cleaner.
+  bool close_if_unused(uint32_t block) noexcept;
+  void free_closed(uint32_t block) noexcept;
+  // The block is not free, no process uses it, and no handle on it is unopened.
+  bool is_unused(uint32_t block) const noexcept;
   bool is_used_here(uint32_t block) noexcept;
-  // The creator's process lives.
+  // The creator's process lives, and has the segment open.
   bool is_creator_alive() const noexcept;
+  // Its blocks are those of an allocator in another process, so they need a cleaner after the end of that
+  // process.
+  bool needs_cleaner() const noexcept;
+  Cleaner& cleaner() noexcept { return cleaner_; }
   // The number of uses of all blocks by this process.
   uint32_t users() const noexcept {
     // pairs with: Segment::leave, "a use that has ended"
@@ -174,6 +185,7 @@ class Segment {
   device::SharedMemoryRecord record_;  // of a segment on a device
   std::unique_ptr<Participant> participant_;
   NameHold name_;
+  Cleaner cleaner_;
 
   SpinLock uses_lock_;
   // Guarded by uses_lock_.

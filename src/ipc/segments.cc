@@ -106,11 +106,26 @@ std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
     AwaitedLook look;
     self.open_.visit([&](Segment& segment) { look.look_at(segment); });
     const bool is_watching = look.end_look();
-    if (is_unfinished) return kSweepAgain;
-    return is_watching ? kWatchAgain : std::chrono::milliseconds{0};
+    const std::chrono::milliseconds clean = self.open_.clean();
+    const auto again = is_unfinished ? kSweepAgain : is_watching ? kWatchAgain : std::chrono::milliseconds{0};
+    return again.count() != 0 && clean.count() != 0 ? std::min(again, clean) : std::max(again, clean);
   } catch (const std::exception&) {
     return kSweepAgain;
   }
+}
+
+// In a forked child that uses shared arrays: it has segments of its parent, which may need a cleaner.
+void Segments::begin_sweeps() noexcept {
+  if (!needs_sweeps_.load(std::memory_order_relaxed)) return;
+  if (!needs_sweeps_.exchange(false, std::memory_order_relaxed)) return;
+#if !defined(__SANITIZE_THREAD__)  // under which a child cannot start threads
+  try {
+    MutexOwner::instance().begin();
+    nudge();
+  } catch (const std::exception&) {
+    // The thread cannot be created: the child does not clean up.
+  }
+#endif
 }
 
 void Segments::end_use(void* owner) {
@@ -124,6 +139,7 @@ void Segments::end_use(void* owner) {
     // pairs with: Segments::look_at_ended_uses, "a use that has ended in the list"
   } while (!self.ended_uses_.compare_exchange_weak(head, use, std::memory_order_release,
                                                    std::memory_order_relaxed));
+  self.begin_sweeps();
   nudge();
 }
 
@@ -142,6 +158,7 @@ void Segments::look_at_ended_uses() {
 }
 
 void Segments::sweep_some() {
+  begin_sweeps();
   look_at_ended_uses();
   if (!forks_.is_empty()) forks_.look(open_);
   open_.sweep_some();
@@ -623,7 +640,9 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
                 text_of(segment->header().id));
   }
   if (segment->header().name[0] != '\0') segment->keep_name(keep_name(segment->header().name, id));
-  return opened.add(std::move(segment));
+  Segment& added = opened.add(std::move(segment));
+  if (added.needs_cleaner()) nudge();
+  return added;
 }
 
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
@@ -726,6 +745,9 @@ void Segments::become_child() noexcept {
   forget_watch();
   open_.become_child();
   forks_.become_child();
+  bool needs_sweeps = false;
+  open_.visit([&](const Segment& segment) { needs_sweeps |= segment.needs_cleaner(); });
+  needs_sweeps_.store(needs_sweeps, std::memory_order_relaxed);
   ends_memory_beside_ = false;
   lock_.unlock();
 }

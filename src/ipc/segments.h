@@ -110,6 +110,7 @@ class Segments {
   Ref<Array> create_with(const std::string& name, Create create);
 
   static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
+  void begin_sweeps() noexcept;
   void end_memory_beside() noexcept;
   // These require lock_. With a lock as an argument, they unlock it during calls of the driver.
   void open_memory(const BlockUse& use, std::unique_lock<std::mutex>& locked);
@@ -137,6 +138,7 @@ class Segments {
 
   std::mutex lock_;
   std::atomic<BlockUse*> ended_uses_{nullptr};
+  std::atomic<bool> needs_sweeps_{false};  // this is a forked child without a thread for them
   // Guarded by lock_.
   OpenSegments open_;
   SegmentForks forks_;
