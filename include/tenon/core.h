@@ -676,7 +676,8 @@ TENON_API tenon_status tenon_engine_shut_down(int64_t timeout_ns, tenon_error* e
  * \since 0.1
  *
  * The structs are those of DLPack 1.3 (tenon/dlpack.h or the official dlpack/dlpack.h). An export counts as
- * an open view until its deleter runs. Deleters may run on any thread and do not need Python. */
+ * an open view until its deleter runs: of a read-only array as a reader, else as a writer. Deleters may run
+ * on any thread and do not need Python. */
 
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;

@@ -290,6 +290,13 @@ TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, 
  * Fails with INDEX, and with LEASE_CONFLICT if the item was sent or dropped. */
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
                                         tenon_error* error);
+/* A writable array with the elements of a read-only array of a received item. Nobody else sees what is
+ * written to it. One of 512 KiB or more keeps the item: it lies in private pages, each of which is copied
+ * when it is written to. Others are copied, unless copy is TENON_COPY_NEVER, and so are those for which the
+ * system refuses private pages. *out is NULL if the array is not of such an item: tenon_array_copy copies it.
+ * Fails as that, and with BUFFER (TENON_COPY_NEVER, and it must be copied). \since 0.6 */
+TENON_API tenon_status tenon_array_lazy_copy(tenon_array* array, int32_t copy, tenon_array** out,
+                                             tenon_error* error);
 TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* counts from 1; 0: not sent yet */
 TENON_API void tenon_item_retain(tenon_item* item);
 /* The slot becomes free when the last reference, array and view of the item is gone, in any order. */

@@ -25,19 +25,25 @@ bool wants_host(PyObject* wanted, tenon_device own) {
         device_name(own).ptr(), static_cast<long long>(device.first), static_cast<long long>(device.second));
 }
 
-// PyTorch ignores READ_ONLY, so it gets a copy of a read-only array, as a.torch() gives it. At a negative
-// stride it throws a C++ exception through its importer, which ends the process. Returns whether to copy. Not
-// seen: a capsule that the program makes and passes to PyTorch.
-bool heed_torch(const tenon_array_desc& array, bool may_copy) {
-  const bool is_readonly = (array.flags & TENON_READONLY) != 0;
-  if (!(is_readonly || has_negative_stride(array)) || !is_called_by_torch()) return false;
-  if (!is_readonly) raise(PyExc_BufferError, "PyTorch has no negative strides: pass a.copy()");
-  if (!may_copy) {
-    raise(PyExc_BufferError,
-          "copy=False was asked for, but the array is read-only, and PyTorch has no read-only tensors: "
-          "leave out copy=, or call a.torch(trust=True), which promises that the tensor is not written to");
-  }
+bool is_readonly(const tenon_array_desc& array) noexcept { return (array.flags & TENON_READONLY) != 0; }
+
+// PyTorch ignores READ_ONLY, so it gets a writable array in place of a read-only one, as a.torch() gives it:
+// then this is true. At a negative stride it throws a C++ exception through its importer, which ends the
+// process. Not seen: a capsule that the program makes and passes to PyTorch.
+bool heed_torch(const tenon_array_desc& array) {
+  if (!(is_readonly(array) || has_negative_stride(array)) || !is_called_by_torch()) return false;
+  if (!is_readonly(array)) raise(PyExc_BufferError, "PyTorch has no negative strides: pass a.copy()");
   return true;
+}
+
+// For a consumer that may write. Empty: the array itself.
+Array writable_in_place_of(PyObject* self, bool is_for_torch, bool may_copy) {
+  Array writable = lazy_copy_of_item(share(self), may_copy);
+  if (writable.get() != nullptr || !is_for_torch) return writable;
+  if (may_copy) return copied(share(self));
+  raise(PyExc_BufferError,
+        "copy=False was asked for, but the array is read-only, and PyTorch has no read-only tensors: "
+        "leave out copy=, or call a.torch(trust=True), which promises that the tensor is not written to");
 }
 
 PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
@@ -55,17 +61,21 @@ PyObject* dlpack(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObj
     raise(PyExc_BufferError, "the array is on '%S': without a copy it cannot be exported to the CPU",
           device_name(device).ptr());
   }
-  const bool is_copy = to_host || wanted.value_or(false) || heed_torch(desc_of(self), may_copy);
+  const bool is_copy = to_host || wanted.value_or(false);
   // Without a stream, the consumer of managed memory is the host.
   const bool is_ordered = !to_host && (is_on_device(device) || (is_given(stream) && has_streams(device)));
   const int64_t order = is_ordered ? stream_from(stream) : TENON_STREAM_NONE;
-  const uint32_t flags = is_copy ? TENON_EXPORT_COPIED : 0;
   const char* const site = current_site();
   Array copy_of_self;
-  if (is_copy) copy_of_self = to_host ? on_host(share(self)) : copied(share(self));
+  if (is_copy) {
+    copy_of_self = to_host ? on_host(share(self)) : copied(share(self));
+  } else if (const bool is_for_torch = heed_torch(desc_of(self)); is_for_torch || !is_versioned) {
+    copy_of_self = writable_in_place_of(self, is_for_torch, may_copy);
+  }
   // Read last, because code of other threads may exchange the arrays of NDArrays. The C library takes a
   // reference before it waits.
-  tenon_array* const array = is_copy ? copy_of_self.get() : array_of(self);
+  tenon_array* const array = copy_of_self.get() != nullptr ? copy_of_self.get() : array_of(self);
+  const uint32_t flags = array == copy_of_self.get() ? TENON_EXPORT_COPIED : 0;
   return (is_versioned ? versioned_capsule(array, flags, site, order)
                        : legacy_capsule(array, flags, site, order))
       .release()
@@ -89,7 +99,9 @@ PyObject* to_dlpack_for_read(PyObject* self, PyObject* const*, Py_ssize_t n, PyO
 PyObject* to_dlpack_for_write(PyObject* self, PyObject* const*, Py_ssize_t n, PyObject* keywords) {
   if (n != 0 || keywords != nullptr) raise(PyExc_TypeError, "to_dlpack_for_write() takes no arguments");
   const char* const site = current_site();
-  return legacy_capsule(array_of(self), 0, site, stream_from(nullptr)).release().ptr();
+  const Array writable = writable_in_place_of(self, false, true);
+  tenon_array* const array = writable.get() != nullptr ? writable.get() : array_of(self);
+  return legacy_capsule(array, 0, site, stream_from(nullptr)).release().ptr();
 }
 
 }  // namespace
@@ -107,9 +119,10 @@ void add_dlpack_methods(Parts& parts) {
               "array is read-only: for such an array that is a BufferError, unless ``copy=True``. So it is "
               "for "
               "an array\n"
-              "with negative strides, which consumers of that struct do not have. PyTorch gets a copy of a "
-              "read-only array,\n"
-              "because it ignores the flag of the versioned struct, too.\n\n"
+              "with negative strides, which consumers of that struct do not have. PyTorch gets a "
+              "`lazy_copy` of a read-only array,\n"
+              "because it ignores the flag of the versioned struct, too. So does the legacy struct of a "
+              "received item.\n\n"
               "For memory on a device and managed memory, ``stream`` is the consumer's: work on it that "
               "follows runs\n"
               "after what was submitted to the array before. None (on a device) and 1: the legacy default "
@@ -135,9 +148,11 @@ void add_dlpack_methods(Parts& parts) {
               "Raises\n------\nBufferError\n    The array has negative strides.\n"),
           fast_method<to_dlpack_for_write>("to_dlpack_for_write",
                                            "to_dlpack_for_write($self)\n--\n\n"
-                                           "A legacy DLPack capsule for a consumer that may write.\n\n"
-                                           "Raises\n------\nBufferError\n    The array is read-only, or has "
-                                           "negative strides.\n"),
+                                           "A legacy DLPack capsule for a consumer that may write. Of a "
+                                           "received item that others read, too, it\n"
+                                           "has a `lazy_copy`.\n\n"
+                                           "Raises\n------\nBufferError\n    The array is read-only in "
+                                           "another way, or has negative strides.\n"),
       });
 }
 

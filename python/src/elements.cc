@@ -69,6 +69,19 @@ Array copied(const Array& source, DType dtype) {
   return run("copyto", &source, nullptr, [&] { return source.copy(dtype); });
 }
 
+Array lazy_copy_of_item(const Array& source, bool may_copy) {
+  if (!source.is_readonly()) return {};
+  return run("copyto", &source, nullptr, [&] {
+    const int32_t mode = may_copy ? TENON_COPY_IF_NEEDED : TENON_COPY_NEVER;
+    return Array::steal(detail::call_for<tenon_array*>(tenon_array_lazy_copy, source.get(), mode));
+  });
+}
+
+Array lazily_copied(const Array& source) {
+  Array copy = lazy_copy_of_item(source);
+  return copy.get() != nullptr ? copy : copied(source);
+}
+
 void check_writable(const Array& array) {
   if (!array.is_readonly()) return;
   raise(PyExc_ValueError, "the array is read-only: %s", kHowToWrite);

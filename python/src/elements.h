@@ -17,6 +17,12 @@ void check_cast(DType from, DType to);
 Array copied(const Array& source, DType dtype);
 inline Array copied(const Array& source) { return copied(source, source.dtype()); }
 
+// A writable array with the elements of a read-only one, whose writes nobody else sees: see
+// tenon_array_lazy_copy. Empty: it is not of an item that others read.
+Array lazy_copy_of_item(const Array& source, bool may_copy = true);
+// That, or copied().
+Array lazily_copied(const Array& source);
+
 // destination[...] = source, broadcast and cast. Throws ValueError when destination is read-only.
 void copy_elements(const Array& source, const Array& destination);
 

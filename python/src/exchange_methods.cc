@@ -146,7 +146,7 @@ nb::object tensor_of(const Array& self, bool trust, const Exchange& exchange, Fi
   if (has_negative_stride(*tenon_array_describe(self.get()))) {
     raise(PyExc_ValueError, "PyTorch has no negative strides: pass a.copy().torch()");
   }
-  const Array array = self.is_readonly() && !trust ? copied(self) : self;
+  const Array array = self.is_readonly() && !trust ? lazily_copied(self) : self;
   const uint32_t flags = array.is_readonly() ? TENON_EXPORT_FOR_READ : 0;
   if (is_on_device(array)) {
     // PyTorch calls __dlpack__ with its current stream. That would copy a read-only array.
@@ -256,9 +256,9 @@ void add_exchange_methods(nb::module_& module) {
   def_method("torch", to_torch, nb::arg("trust") = false,
              nb::sig("def torch(self, trust: bool = False) -> Any"),
              "A PyTorch tensor on the same memory.\n\n"
-             "PyTorch does not know read-only memory: a read-only array is copied, unless ``trust`` promises "
-             "that the\n"
-             "tensor is not written to.\n");
+             "PyTorch does not know read-only memory: of a read-only array it gets a `lazy_copy`, unless "
+             "``trust`` promises\n"
+             "that the tensor is not written to.\n");
   def_method("jax", to_jax<Callback::kToJax>, nb::sig("def jax(self) -> Any"),
              "A JAX array on the same memory, which JAX only reads. Writes to this array show in it: make "
              "them before, or\n"

@@ -371,8 +371,8 @@ class NDArray:
 
         Versioned (DLPack 1.3) when ``max_version`` allows it, else the legacy struct, which cannot say that an
         array is read-only: for such an array that is a BufferError, unless ``copy=True``. So it is for an array
-        with negative strides, which consumers of that struct do not have. PyTorch gets a copy of a read-only array,
-        because it ignores the flag of the versioned struct, too.
+        with negative strides, which consumers of that struct do not have. PyTorch gets a `lazy_copy` of a read-only array,
+        because it ignores the flag of the versioned struct, too. So does the legacy struct of a received item.
 
         For memory on a device and managed memory, ``stream`` is the consumer's: work on it that follows runs
         after what was submitted to the array before. None (on a device) and 1: the legacy default stream; 2: that
@@ -405,12 +405,13 @@ class NDArray:
 
     def to_dlpack_for_write(self) -> CapsuleType:
         """
-        A legacy DLPack capsule for a consumer that may write.
+        A legacy DLPack capsule for a consumer that may write. Of a received item that others read, too, it
+        has a `lazy_copy`.
 
         Raises
         ------
         BufferError
-            The array is read-only, or has negative strides.
+            The array is read-only in another way, or has negative strides.
         """
 
     def read(self, on_owner_died: OnOwnerDied = 'raise', *, timeout: float | None = None) -> Block:
@@ -581,6 +582,14 @@ class NDArray:
     def copy(self) -> NDArray:
         """The elements in new memory, in C order."""
 
+    def lazy_copy(self) -> NDArray:
+        """
+        A writable array with the elements of this one. Nobody else sees what is written to it.
+
+        That of a received item that others read, too, keeps the item if it has at least 512 KiB: it lies in private
+        pages, each of which is copied when it is written to. Of other arrays it is `copy`.
+        """
+
     def copyto(self, other: _T) -> _T:
         """
         Writes the elements to ``other``, broadcast to its shape and cast to its dtype, and returns it.
@@ -684,8 +693,8 @@ class NDArray:
         """
         A PyTorch tensor on the same memory.
 
-        PyTorch does not know read-only memory: a read-only array is copied, unless ``trust`` promises that the
-        tensor is not written to.
+        PyTorch does not know read-only memory: of a read-only array it gets a `lazy_copy`, unless ``trust`` promises
+        that the tensor is not written to.
         """
 
     def jax(self) -> Any:

@@ -26,6 +26,11 @@ DLTensor describe(const Array& array) {
   return tensor;
 }
 
+// A read-only array is exported with the flag that says so.
+Access access_of(const Array& source, uint32_t flags) noexcept {
+  return source.is_readonly() || (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite;
+}
+
 // Tensor is one of the two structs of DLPack.
 template <class Tensor>
 struct Export {
@@ -35,7 +40,7 @@ struct Export {
 
   Export(Array& source, uint32_t flags, const char* site) : tensor{}, array(Ref<Array>::share(&source)) {
     view.is_exported = true;
-    open_view_of(source, view, (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite, site);
+    open_view_of(source, view, access_of(source, flags), site);
     tensor.dl_tensor = describe(source);
     tensor.manager_ctx = this;
     tensor.deleter = [](Tensor* self) {
@@ -106,7 +111,7 @@ struct StreamExport {
         device(device::Device::of({TENON_CUDA, source.desc().device.id})),
         stream(number != TENON_STREAM_NONE ? device.driver().stream_of(number) : nullptr),
         thread(this_thread_id()) {
-    const Access access = (flags & TENON_EXPORT_FOR_READ) != 0 ? Access::kRead : Access::kWrite;
+    const Access access = access_of(source, flags);
     view.open_on(device, stream, source, access, site);
     if (stream != nullptr && source.size() != 0) order(access);
     tensor.dl_tensor = describe(source);

@@ -9,10 +9,10 @@
 
 namespace tenon::impl::dlpack {
 
-// flags: TENON_EXPORT_*. The tensor counts as a writer, because the consumer may write, unless the caller
-// promises TENON_EXPORT_FOR_READ. stream: the number that the consumer of memory on a device passes in the
-// protocol of DLPack; 0: the host. Fails as HostView::open, and with kBuffer if the stream captures a graph
-// and earlier work on the array is not done.
+// flags: TENON_EXPORT_*. The tensor counts as a writer, because the consumer may write, unless the array is
+// read-only or the caller promises TENON_EXPORT_FOR_READ. stream: the number that the consumer of memory on a
+// device passes in the protocol of DLPack; 0: the host. Fails as HostView::open, and with kBuffer if the
+// stream captures a graph and earlier work on the array is not done.
 DLManagedTensorVersioned* export_versioned(Array& array, uint32_t flags, const char* site = nullptr,
                                            int64_t stream = 0);
 

@@ -144,6 +144,17 @@ tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, int32_t* o
   });
 }
 
+tenon_status tenon_array_lazy_copy(tenon_array* array, int32_t copy, tenon_array** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(array, "array");
+    not_null(out, "out");
+    if (copy != TENON_COPY_IF_NEEDED && copy != TENON_COPY_NEVER)
+      throw_error(Code::kValue, "tenon_array_lazy_copy: copy is ", copy, ", not a mode for it");
+    Ref<Array> made = Item::lazy_copy(*unwrap(array), copy == TENON_COPY_IF_NEEDED);
+    *out = made ? capi::wrap(std::move(made)) : nullptr;
+  });
+}
+
 tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(item, "item");

@@ -133,6 +133,8 @@ void Channel::open_slots() {
   if (gate == nullptr) throw_no_channel(*memory_);  // an array lies over the slots
   gate_ = gate;
   openings_ = &gate->openings();
+  // A child does not hold the items of its parent.
+  if (PrivatePages* const pages = segment_->private_pages()) pages->copy_at_forks();
   Memory memory;
   memory.gate = gate_;
   memory.nbytes = memory.extent_nbytes = nbytes;

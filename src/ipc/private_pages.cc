@@ -77,9 +77,14 @@ void PrivatePages::end(std::byte* address) noexcept {
   find(&first)->open.erase(first);
 }
 
-void PrivatePages::before_fork(bool keeps_values) noexcept {
+void PrivatePages::copy_at_forks() noexcept {
+  const std::scoped_lock locked(lock_);
+  copies_at_forks_ = true;
+}
+
+void PrivatePages::before_fork(bool is_unkept) noexcept {
   lock_.lock();
-  if (!keeps_values) return;
+  if (!is_unkept && !copies_at_forks_) return;
   for (const Mapping& mapping : mappings_) {
     for (const auto& [begin, pages] : mapping.open) {
       if (!pages.is_ending) os::write_pages(mapping.base + begin, pages.end - begin);

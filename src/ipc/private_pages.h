@@ -39,9 +39,12 @@ class PrivatePages {
   // Frees the pages that were written there. address: from open().
   void end(std::byte* address) noexcept;
 
-  // Before a fork. The child inherits the open ranges with what was written there. keeps_values: the pages
-  // that were not written yet become copies, because the child does not keep others from writing to them.
-  void before_fork(bool keeps_values) noexcept;
+  // From now on, forks copy the pages of open ranges, because a child does not keep others from writing to
+  // the bytes, as its parent does.
+  void copy_at_forks() noexcept;
+  // Before a fork. The child inherits the open ranges, with what was written there. is_unkept: as
+  // copy_at_forks(), for this fork.
+  void before_fork(bool is_unkept) noexcept;
   // In both processes.
   void after_fork() noexcept { lock_.unlock(); }
 
@@ -64,7 +67,9 @@ class PrivatePages {
   const uint64_t nbytes_;
 
   std::mutex lock_;
-  std::vector<Mapping> mappings_;  // guarded by lock_
+  // Guarded by lock_.
+  std::vector<Mapping> mappings_;
+  bool copies_at_forks_ = false;
 };
 
 }  // namespace tenon::impl

@@ -167,14 +167,14 @@ TEST(PrivatePages, AChildKeepsTheValuesOfItsFork) {
   Lent lent(64);
   std::byte* const own = lent.pages.open(0, lent.nbytes);
   set_at(own, 1, 91);
-  for (const bool keeps_values : {false, true}) {
+  for (const bool is_unkept : {false, true}) {
     lent.write(2, 2);
-    lent.pages.before_fork(keeps_values);
+    lent.pages.before_fork(is_unkept);
     const int result = in_child([&] {
       lent.pages.after_fork();
       lent.write(2, 72);  // as another process would
       if (value_at(own, 1) != 91) return 1;
-      if (value_at(own, 2) != (keeps_values ? 2 : 72)) return 2;
+      if (value_at(own, 2) != (is_unkept ? 2 : 72)) return 2;
       set_at(own, 1, 55);
       std::byte* const second = lent.pages.open(0, lent.nbytes);  // beside the one that is inherited
       if (second == nullptr || second == own || value_at(second, 2) != 72) return 3;

@@ -120,6 +120,8 @@ void Segment::map(bool is_writable, int node) {
   data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
   is_writable_ = is_writable;
+  if (!is_on_device() && header_.page_nbytes == os::page_nbytes())
+    private_pages_ = std::make_unique<PrivatePages>(file_, header_.data_at, data_nbytes());
 }
 
 // Reads and checks where the memory is: others may overwrite it later. Fails with kValue.
@@ -465,10 +467,16 @@ void Segment::end_wait(SharedEvent& event) noexcept {
 
 Participant::Reserved Segment::before_fork() noexcept {
   uses_lock_.lock();
-  return file_.is_lost() ? Participant::Reserved() : participant_->reserve_for_child(file_);
+  const Participant::Reserved place =
+      file_.is_lost() ? Participant::Reserved() : participant_->reserve_for_child(file_);
+  if (private_pages_) private_pages_->before_fork(place.index == kNone);
+  return place;
 }
 
-void Segment::after_fork() noexcept { uses_lock_.unlock(); }
+void Segment::after_fork() noexcept {
+  if (private_pages_) private_pages_->after_fork();
+  uses_lock_.unlock();
+}
 
 void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
@@ -481,6 +489,7 @@ void Segment::become_child() noexcept {
                             os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
   places_.become_child();
   participant_->become_child(has_own_file);
+  if (private_pages_) private_pages_->after_fork();
   uses_lock_.unlock();
 }
 

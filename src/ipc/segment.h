@@ -16,6 +16,7 @@
 #include "ipc/layout.h"
 #include "ipc/names.h"
 #include "ipc/participant.h"
+#include "ipc/private_pages.h"
 
 namespace tenon::impl {
 
@@ -75,6 +76,9 @@ class Segment {
   bool is_writable() const noexcept { return is_writable_; }
   // Fails with kSystem.
   void make_writable();
+
+  // Of the data. Null: they lie in huge pages or on a device.
+  PrivatePages* private_pages() noexcept { return private_pages_.get(); }
 
   bool is_on_device() const noexcept { return (header_.required & kOnDevice) != 0; }
   // Where the bytes of the blocks are. On a device: after lie_on() or keep_memory().
@@ -178,6 +182,7 @@ class Segment {
   PlaceLocks places_{file_};
   Control control_;
   std::byte* data_ = nullptr;
+  std::unique_ptr<PrivatePages> private_pages_;  // constant from map() on
   bool is_writable_ = false;
   bool is_creator_ = false;
   // On a device. Constant from keep_memory() to the end of the last use; null: not mapped here.
