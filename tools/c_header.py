@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-ABI_HEADERS = ("core.h", "device.h", "request.h", "feed.h", "share.h", "trace.h")
+ABI_HEADERS = ("core.h", "device.h", "request.h", "feed.h", "share.h", "pool.h", "trace.h")
 
 
 def abi_text():

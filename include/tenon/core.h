@@ -45,14 +45,16 @@ enum tenon_status_code {
   TENON_ERR_DEADLOCK = 14,       /* the wait would never end [DeadlockError] */
   TENON_ERR_MOVED = 15,          /* the memory has been moved out of the array [MovedError] */
   TENON_ERR_INTERRUPTED = 16,    /* a hook ended the wait (tenon_set_wait_hooks) */
-  TENON_ERR_OWNER_DIED = 17      /* a process that was writing the memory has died [OwnerDied] */
+  TENON_ERR_OWNER_DIED = 17,     /* a process that was writing the memory has died [OwnerDied] */
+  TENON_ERR_GONE = 18            /* a message of a tensor pool has ended [MessageGone] \since 0.6 */
 };
 
 typedef struct tenon_error {
   uint32_t struct_size;
   tenon_status code;
   char message[512]; /* always ends with NUL; truncated if longer */
-  int32_t op_code;   /* TENON_ERR_OP: the result of the user's function; OWNER_DIED: the pid; else 0 */
+  int32_t op_code;   /* TENON_ERR_OP: the result of the user's function; OWNER_DIED: the pid;
+                      * GONE: TENON_GONE_*; else 0 */
 } tenon_error;
 
 #define TENON_ERROR_INIT {(uint32_t)sizeof(tenon_error), 0, {0}, 0}

@@ -27,6 +27,7 @@
 #include "tenon/core.h"
 #include "tenon/device.h"
 #include "tenon/feed.h"
+#include "tenon/pool.h"
 #include "tenon/share.h"
 #include "tenon/trace.h"
 

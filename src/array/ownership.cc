@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array/ownership.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "array/access.h"
 #include "base/error.h"
@@ -18,29 +20,54 @@ Extent extent_of(const Storage& storage) noexcept {
 
 }  // namespace
 
-Memory move_out(Array& array, const char* site) {
-  Storage& storage = array.storage();
-  RequestPart part;
-  part.home = &storage.home();
-  part.extent = extent_of(storage);
-  part.access = Access::kWrite;
-  BlockingRequest request(HolderKind::kCall, {&part, storage.nbytes() != 0 ? size_t{1} : size_t{0}});
+void move_out(std::span<Array* const> arrays, const char* site, Memory* memories) {
+  std::vector<RequestPart> parts;
+  std::vector<Storage*> storages;
+  parts.reserve(arrays.size());
+  for (Array* array : arrays) {
+    Storage& storage = array->storage();
+    storages.push_back(&storage);
+    if (storage.nbytes() == 0) continue;
+    RequestPart& part = parts.emplace_back();
+    part.home = &storage.home();
+    part.extent = extent_of(storage);
+    part.access = Access::kWrite;
+  }
+  const auto refuse = [&](const Conflict& conflict, auto is_it) {
+    const auto at = std::ranges::find_if(arrays, is_it);
+    throw_conflict(conflict, "move", at != arrays.end() ? *at : nullptr);
+  };
+  BlockingRequest request(HolderKind::kCall, parts);
   request.name = "move";
   request.site = site;
   request.owner = actor_of_task(0);
   request.since_ms = coarse_now_ms();
   Conflict conflict;
-  if (!request.acquire(Deadline(-1), &conflict)) throw_conflict(conflict, "move", &array);
+  if (!request.acquire(Deadline(-1), &conflict)) {
+    refuse(conflict, [&](const Array* array) {
+      return arrays.size() == 1 ||
+             (conflict.part != nullptr && conflict.part->home == &array->storage().home());
+    });
+  }
   struct Release {
     Request& request;
     ~Release() { impl::release(request); }
   } const release{request};
   if (const Ref<Failure> failure = impl::failure_of(request)) throw OpFailure(failure);
-  if (device::Event* const born = storage.born()) (void)born->synchronise();
-  if (!KnownMemory::instance().take_out(storage, request, site, &conflict)) {
-    throw_conflict(conflict, "move", &array);
+  for (const Storage* storage : storages) {
+    if (device::Event* const born = storage->born()) (void)born->synchronise();
   }
-  return storage.memory();
+  if (const Storage* const held = KnownMemory::instance().take_out(storages, request, site, &conflict)) {
+    refuse(conflict, [&](const Array* array) { return &array->storage() == held; });
+  }
+  for (size_t i = 0; i < storages.size(); ++i) memories[i] = storages[i]->memory();
+}
+
+Memory move_out(Array& array, const char* site) {
+  Array* const arrays[] = {&array};
+  Memory memory;
+  move_out(arrays, site, &memory);
+  return memory;
 }
 
 Ref<Array> renew(const Array& array) {

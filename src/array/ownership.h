@@ -4,6 +4,8 @@
 // outside of the contract.
 #pragma once
 
+#include <span>
+
 #include "array/array.h"
 
 namespace tenon::impl {
@@ -13,6 +15,8 @@ namespace tenon::impl {
 // with kLeaseConflict (the memory is in use, was imported a second time, or is used unchecked), kDeadlock,
 // kInterrupted, kOp, kMoved.
 Memory move_out(Array& array, const char* site);
+// The same for arrays of different storages, all of them or none.
+void move_out(std::span<Array* const> arrays, const char* site, Memory* memories);
 
 // An array of the same shape and dtype on new memory with zeros, for a full overwrite that leaves the old
 // values to their readers. Fails with kBuffer (read-only), kValue (the array is a part of its memory, or not

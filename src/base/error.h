@@ -33,6 +33,7 @@ enum class Code : int32_t {
   kMoved = TENON_ERR_MOVED,
   kInterrupted = TENON_ERR_INTERRUPTED,
   kOwnerDied = TENON_ERR_OWNER_DIED,
+  kGone = TENON_ERR_GONE,
 };
 
 class Error : public std::exception {
@@ -41,7 +42,8 @@ class Error : public std::exception {
       : code_(code), op_code_(op_code), message_(std::move(message)) {}
 
   Code code() const noexcept { return code_; }
-  // With Code::kOp the result of the user's function, with Code::kOwnerDied the pid of the process.
+  // With Code::kOp the result of the user's function, with Code::kOwnerDied the pid of the process,
+  // with Code::kGone the reason (TENON_GONE_*).
   int32_t op_code() const noexcept { return op_code_; }
   const char* what() const noexcept override { return message_.c_str(); }
 

@@ -105,6 +105,7 @@ const char* tenon_status_name(tenon_status status) {
     case TENON_ERR_MOVED: return "TENON_ERR_MOVED";
     case TENON_ERR_INTERRUPTED: return "TENON_ERR_INTERRUPTED";
     case TENON_ERR_OWNER_DIED: return "TENON_ERR_OWNER_DIED";
+    case TENON_ERR_GONE: return "TENON_ERR_GONE";
     default: return "unknown status";
   }
 }

@@ -55,6 +55,17 @@ const std::map<std::string, Call>& entries() {
       ENTRY(tenon_array_copy_to),
       ENTRY(tenon_array_fill),
       ENTRY(tenon_array_copy),
+      ENTRY(tenon_tensor_pool_create),
+      ENTRY(tenon_tensor_pool_empty),
+      ENTRY(tenon_tensor_pool_freeze),
+      ENTRY(tenon_tensor_pool_send),
+      ENTRY(tenon_tensor_pool_key),
+      ENTRY(tenon_tensor_pool_revoke),
+      ENTRY(tenon_tensor_pool_stats),
+      ENTRY(tenon_message_open),
+      ENTRY(tenon_message_key),
+      ENTRY(tenon_message_revoke),
+      ENTRY(tenon_message_take_over),
       ENTRY(tenon_shared_create),
       ENTRY(tenon_shared_attach),
       ENTRY(tenon_shared_send),
@@ -145,7 +156,7 @@ void expect_everywhere(void (*thrower)(), tenon_status status, const char* messa
 
 TEST(Boundary, TheTableNamesEveryFallibleFunctionOfTheHeader) {
   std::stringstream text;
-  for (const char* name : {"core.h", "feed.h", "share.h", "trace.h"})
+  for (const char* name : {"core.h", "feed.h", "share.h", "pool.h", "trace.h"})
     text << std::ifstream(std::string(TENON_HEADERS) + name).rdbuf();
   const std::string header = text.str();
   const std::regex declaration(R"(TENON_API tenon_status (tenon_\w+)\()");

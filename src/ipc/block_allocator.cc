@@ -16,8 +16,6 @@ constexpr uint64_t kGranule = 64 * 1024;
 constexpr uint64_t kLarge = 1 << 20;  // arrays of at least this size begin on a page
 constexpr uint64_t kKeptNbytes = uint64_t{256} << 20;
 
-uint64_t alignment_of(uint64_t nbytes) noexcept { return nbytes >= kLarge ? kPage : kAlignment; }
-
 }  // namespace
 
 BlockAllocator::BlockAllocator(Segment& segment) : segment_(segment) {
@@ -30,8 +28,8 @@ BlockAllocator::BlockAllocator(Segment& segment) : segment_(segment) {
 }
 
 AllocatedBlock BlockAllocator::allocate(uint64_t nbytes) {
-  const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), kAlignment);
-  const uint64_t alignment = alignment_of(nbytes);
+  const uint64_t wanted = footprint(nbytes);
+  const uint64_t alignment = segment_.is_tensor_pool() || nbytes >= kLarge ? kPage : kAlignment;
   const uint32_t block = free_block();
   if (block == Segment::kNone) return {};
   // The smallest range that is large enough. So used memory is taken before memory that was never used.
@@ -154,6 +152,12 @@ bool BlockAllocator::reclaim(size_t most) noexcept {
   if (left_.empty() && awaited_.empty()) return false;
   reap_all(segment_.control());
   const uint64_t before = used_nbytes_;
+  const bool is_any_awaited = free_unused(most);
+  if (used_nbytes_ != before && !segment_.is_tensor_pool()) trim(kKeptNbytes);
+  return is_any_awaited;
+}
+
+bool BlockAllocator::free_unused(size_t most) noexcept {
   for (size_t n = std::min(most, awaited_.size()); n != 0 && !awaited_.empty(); --n) {
     if (next_awaited_ >= awaited_.size()) next_awaited_ = 0;
     const uint32_t block = awaited_[next_awaited_];
@@ -172,8 +176,11 @@ bool BlockAllocator::reclaim(size_t most) noexcept {
     used_[block].is_awaited = true;
   }
   left_.clear();
-  if (used_nbytes_ != before) trim(kKeptNbytes);
   return !awaited_.empty();
+}
+
+uint64_t BlockAllocator::footprint(uint64_t nbytes) const noexcept {
+  return round_up(std::max<uint64_t>(nbytes, 1), segment_.is_tensor_pool() ? kPage : kAlignment);
 }
 
 uint64_t BlockAllocator::idle_nbytes() const noexcept {

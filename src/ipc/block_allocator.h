@@ -34,9 +34,11 @@ class BlockAllocator {
 
   // This process has ended a use of the block, perhaps its last one.
   void note_left(uint32_t block) noexcept;
-  // Frees the blocks that no process uses, and trims the memory. Looks at all blocks that this process has
-  // left since the last call. Of the blocks that other processes used at the last call, it looks at most at
-  // `most`, in turn. True: other processes use some blocks.
+  // Frees the blocks that no process uses. Looks at all blocks that this process has left since the last
+  // call. Of the blocks that other processes used at the last call, it looks at most at `most`, in turn.
+  // True: other processes use some blocks.
+  bool free_unused(size_t most) noexcept;
+  // The same after what dead processes used was dropped. Trims the memory, but not that of a tensor pool.
   bool reclaim(size_t most = SIZE_MAX) noexcept;
   bool is_any_new() const noexcept { return !left_.empty(); }
 
@@ -45,6 +47,17 @@ class BlockAllocator {
 
   // The memory that belongs to no block.
   uint64_t idle_nbytes() const noexcept;
+  uint64_t used_nbytes() const noexcept { return used_nbytes_; }
+  uint64_t committed_nbytes() const noexcept { return committed_nbytes_; }
+  // What a block of so many bytes takes. In a tensor pool: whole pages, so that a process can map them alone.
+  uint64_t footprint(uint64_t nbytes) const noexcept;
+  // Calls visit(block) for each block that is not free.
+  template <class Visit>
+  void visit_used(Visit visit) const {
+    for (uint32_t i = 0; i < used_.size(); ++i) {
+      if (used_[i].nbytes != 0) visit(i);
+    }
+  }
 
  private:
   using ByBegin = std::map<uint64_t, uint64_t>;            // begin -> nbytes

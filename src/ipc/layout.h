@@ -7,6 +7,7 @@
 //                   begins to end; the lock of the place (place_locks.h) shows that the process has ended
 //   places          what each participant holds and waits for; written by it, or by the process that reaps it
 //   blocks          one for each storage: its lock, and the participants that use it
+//   messages        of a tensor pool: one record for each message (message_table.h)
 //   data            the bytes
 //
 // All numbers are offsets, never addresses. After every store, the state is one from which other processes
@@ -29,8 +30,8 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 2;  // a segment with another one cannot be read
-constexpr uint16_t kMinor = 1;  // a later version only adds fields at the end
+constexpr uint16_t kMajor = 3;  // a segment with another one cannot be read
+constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 128;
 constexpr uint32_t kGrants = 160;  // leases of one process on one segment at a time
@@ -86,7 +87,7 @@ struct Header {
   uint64_t creator_start;
   int64_t created_ns;  // since 1970
   uint32_t has_named_array;
-  uint32_t reserved;
+  uint32_t messages;  // records of messages (message_table.h); 0: this is not a tensor pool
   NamedArray array;
   char name[128];     // "" for a pool
   uint64_t checksum;  // of all fields above; last

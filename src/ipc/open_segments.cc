@@ -53,7 +53,9 @@ OpenSegments::CloseUnused::~CloseUnused() {
 
 AllocatedBlock OpenSegments::allocate(uint64_t nbytes) {
   for (const auto& allocator : allocators_) {
-    if (allocator->segment().file().is_lost()) continue;  // other processes could not open an array on it
+    const Segment& segment = allocator->segment();
+    // Other processes could not open an array on a lost one.
+    if (segment.is_tensor_pool() || segment.file().is_lost()) continue;
     const AllocatedBlock found = allocator->allocate(nbytes);
     if (found.block != Segment::kNone) return found;
   }
@@ -74,11 +76,20 @@ BlockAllocator& OpenSegments::new_allocator(uint64_t nbytes) {
     if (e.code() != Code::kNoMemory) throw;
     segment = make(std::max(kFewBlocksNbytes, round_up(nbytes, kFewBlocksNbytes)));
   }
+  return add_allocator(std::move(segment));
+}
+
+BlockAllocator& OpenSegments::add_allocator(std::unique_ptr<Segment> segment) {
   // First the calls that may fail: a segment without its allocator would be useless.
   allocators_.reserve(allocators_.size() + 1);
   auto allocator = std::make_unique<BlockAllocator>(*segment);
   (void)add(std::move(segment));
   return *allocators_.emplace_back(std::move(allocator));
+}
+
+void OpenSegments::remove_allocator(const SegmentId& id) noexcept {
+  std::erase_if(allocators_, [&](const auto& allocator) { return allocator->segment().header().id == id; });
+  if (auto node = staying_.extract(id)) leaving_.insert(std::move(node));
 }
 
 bool OpenSegments::trim_blocks() noexcept {
@@ -162,7 +173,8 @@ bool OpenSegments::try_close(Set::iterator leaving) noexcept {
   }
   if (!segment.participant().can_leave()) return false;
   // A living creator of an unnamed segment may send further handles on it.
-  const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive();
+  const bool is_over = segment.is_tensor_pool() && look(segment.pool_head().is_over) != 0;
+  const bool comes_again = segment.header().has_named_array == 0 && segment.is_creator_alive() && !is_over;
   const bool may_be_opened = segment.has_sent() && !segment.has_lost_memory();
   if (comes_again || may_be_opened || !segment.may_end_memory()) return false;
   return close(leaving);

@@ -42,6 +42,8 @@ class OpenSegments {
     ~CloseUnused();
 
     Segment& add(std::unique_ptr<Segment> segment);  // once; fails as OpenSegments::add
+    // It stays open as long as it may be needed.
+    void keep() noexcept { added_.reset(); }
 
    private:
     OpenSegments& segments_;
@@ -50,6 +52,11 @@ class OpenSegments {
 
   // A block of an allocator; of a new allocator if the others have no room. Fails with kNoMemory, kSystem.
   AllocatedBlock allocate(uint64_t nbytes);
+  // The allocator of a segment that this process has created, until remove_allocator(). Fails with
+  // std::bad_alloc.
+  BlockAllocator& add_allocator(std::unique_ptr<Segment> segment);
+  // The segment is closed when no array in this process uses it.
+  void remove_allocator(const SegmentId& id) noexcept;
   // Returns the unused memory of the allocators to the system. False: there was none.
   bool trim_blocks() noexcept;
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "ipc/deaths.h"
+#include "ipc/message_table.h"
 #include "sync/actor.h"
 
 namespace tenon::impl {
@@ -77,7 +78,8 @@ void clear(const Control& control, uint32_t participant) noexcept {
 }  // namespace
 
 uint64_t Control::nbytes_of(const Header& header) noexcept {
-  return round_up(control_end(header.blocks), std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
+  return round_up(control_end(header.blocks, header.messages),
+                  std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
 }
 
 Control Control::map(const os::File& file, const Header& header, PlaceLocks* places) {

@@ -53,12 +53,13 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.lives_at = kLivesAt;
   h.places_at = kPlacesAt;
   h.blocks_at = kBlocksAt;
-  h.data_at = round_up(control_end(plan.blocks), std::max<uint64_t>(page_nbytes, 2 << 20));
+  h.data_at = round_up(control_end(plan.blocks, plan.messages), std::max<uint64_t>(page_nbytes, 2 << 20));
   h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
   h.page_nbytes = page_nbytes;
   h.participants = kParticipants;
   h.grants = kGrants;
   h.blocks = plan.blocks;
+  h.messages = plan.messages;
   const os::Process process = os::this_process();
   h.creator_pid = process.pid;
   h.creator_start = process.start;
@@ -87,7 +88,9 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
     os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
   } else {
     os::commit(segment->file_, 0, kPlacesAt, "the control part of a shared segment");
-    os::commit(segment->file_, kBlocksAt, control - kBlocksAt, "the control part of a shared segment");
+    // The memory of records of messages is allocated when they are used.
+    const uint64_t end = h.messages != 0 ? messages_at(h.blocks) : control;
+    os::commit(segment->file_, kBlocksAt, end - kBlocksAt, "the control part of a shared segment");
   }
   segment->is_creator_ = true;
   segment->map(true, plan.node);
@@ -283,9 +286,21 @@ bool Segment::leave(uint32_t index) noexcept {
       clear_bit(block(index).users, participant_->index());
     }
   }
+  if (is_last && is_tensor_pool()) signal_event(pool_head().room);
   // pairs with: Segment::users, "a use that has ended"
   users_.fetch_sub(1, std::memory_order_release);
   return is_last;
+}
+
+void Segment::commit_messages(uint32_t end) {
+  constexpr uint32_t kInPage = kPage / sizeof(MessageRecord);
+  const uint32_t used = pool_head().records_used.load(std::memory_order_relaxed);
+  const uint32_t first = (used + kInPage - 1) / kInPage, last = (end + kInPage - 1) / kInPage;
+  if (first < last) {
+    os::commit(file_, messages_at(header_.blocks) + first * kPage, (last - first) * kPage,
+               "the records of messages of a tensor pool");
+  }
+  if (end > used) publish(pool_head().records_used, end);
 }
 
 bool Segment::is_used_here(uint32_t index) noexcept {

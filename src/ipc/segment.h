@@ -14,6 +14,7 @@
 #include "device/shared_memory.h"
 #include "ipc/cleaner.h"
 #include "ipc/layout.h"
+#include "ipc/message_table.h"
 #include "ipc/names.h"
 #include "ipc/participant.h"
 #include "ipc/private_pages.h"
@@ -37,6 +38,7 @@ struct SegmentPlan {
   bool has_huge_pages = false;
   int node = -1;              // of NUMA; -1: any
   bool is_on_device = false;  // its one block gets the memory of lie_on()
+  uint32_t messages = 0;      // of a tensor pool
 };
 
 // Threads: any.
@@ -79,6 +81,16 @@ class Segment {
 
   // Of the data. Null: they lie in huge pages or on a device.
   PrivatePages* private_pages() noexcept { return private_pages_.get(); }
+  // Processes send its blocks by messages, and take no turns on them.
+  bool is_tensor_pool() const noexcept { return header_.messages != 0; }
+  PoolHead& pool_head() const noexcept {
+    return *reinterpret_cast<PoolHead*>(control_.base + pool_head_at(header_.blocks));
+  }
+  MessageRecord& message(uint32_t i) const noexcept {
+    return reinterpret_cast<MessageRecord*>(control_.base + messages_at(header_.blocks))[i];
+  }
+  // Commits the memory of the records before this one. Creator only. Fails with kNoMemory, kSystem.
+  void commit_messages(uint32_t end);
 
   bool is_on_device() const noexcept { return (header_.required & kOnDevice) != 0; }
   // Where the bytes of the blocks are. On a device: after lie_on() or keep_memory().
@@ -131,6 +143,7 @@ class Segment {
   // process.
   bool needs_cleaner() const noexcept;
   Cleaner& cleaner() noexcept { return cleaner_; }
+  bool is_creator() const noexcept { return is_creator_; }
   // The number of uses of all blocks by this process.
   uint32_t users() const noexcept {
     // pairs with: Segment::leave, "a use that has ended"

@@ -16,8 +16,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "ipc/awaited.h"
-#include "ipc/handle.h"
 #include "ipc/process_lock.h"
+#include "ipc/tensor_pools.h"
 #include "memory/fork.h"
 #include "memory/known_memory.h"
 #include "sync/waiter.h"
@@ -73,7 +73,7 @@ std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<cons
   return locked;
 }
 
-Segments::Segments() {
+Segments::Segments() : tensor_pools_(std::make_unique<TensorPools>(*this)) {
   (void)KnownMemory::instance();  // it registers the handlers of forks
   static constexpr ForkHooks kHooks{[] { instance().before_fork(); }, [] { instance().after_fork(); },
                                     [] { instance().become_child(); }};
@@ -107,6 +107,10 @@ std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
     self.open_.visit([&](Segment& segment) { look.look_at(segment); });
     const bool is_watching = look.end_look();
     const std::chrono::milliseconds clean = self.open_.clean();
+    // pairs with: Segments::end_use, "a sweep that is due"
+    self.is_sweep_due_.store(is_unfinished, std::memory_order_seq_cst);
+    // pairs with: Segments::end_use, "a sweep that is due"
+    if (!is_unfinished && self.ended_uses_.load(std::memory_order_seq_cst) != nullptr) return kSweepWhenBusy;
     const auto again = is_unfinished ? kSweepAgain : is_watching ? kWatchAgain : std::chrono::milliseconds{0};
     return again.count() != 0 && clean.count() != 0 ? std::min(again, clean) : std::max(again, clean);
   } catch (const std::exception&) {
@@ -132,13 +136,17 @@ void Segments::end_use(void* owner) {
   Segments& self = instance();
   auto* const use = static_cast<BlockUse*>(owner);
   (void)use->segment->leave(use->block);
+  const bool is_of_pool = use->segment->is_tensor_pool();
   use->segment = nullptr;
   BlockUse* head = self.ended_uses_.load(std::memory_order_relaxed);
   do {
     use->next = head;
     // pairs with: Segments::look_at_ended_uses, "a use that has ended in the list"
-  } while (!self.ended_uses_.compare_exchange_weak(head, use, std::memory_order_release,
+  } while (!self.ended_uses_.compare_exchange_weak(head, use, std::memory_order_seq_cst,
                                                    std::memory_order_relaxed));
+  // Messages are many: a thread is woken for their blocks only if it would not look at them soon.
+  // pairs with: Segments::sweep_in_mutex_owner, "a sweep that is due"
+  if (is_of_pool && self.is_sweep_due_.load(std::memory_order_seq_cst)) return;
   self.begin_sweeps();
   nudge();
 }
@@ -168,7 +176,8 @@ void Segments::sweep_some() {
 // True: it must be called again later.
 bool Segments::sweep_all() {
   sweep_some();
-  const bool is_unfinished = open_.sweep_all();
+  bool is_unfinished = tensor_pools_->sweep();
+  is_unfinished |= open_.sweep_all();
   end_memory_beside();
   return is_unfinished || !forks_.is_empty() || open_.has_ending();
 }
@@ -261,10 +270,36 @@ Ref<Storage> Segments::storage_of(Use use, bool is_readonly) {
     (void)segment.leave(block);  // not the last use
     return living;
   }
-  Ref<Storage> storage = Storage::adopt(
-      {data, nbytes, data, nbytes, is_readonly, use.get(), end_use, &segment.lock(block), segment.device()});
+  return adopt(std::move(use), is_readonly);
+}
+
+Ref<Storage> Segments::adopt(Use use, bool is_readonly) {
+  Segment& segment = *use->segment;
+  std::byte* const data = segment.data_of(use->block);
+  const uint64_t nbytes = segment.block(use->block).nbytes.load(std::memory_order_relaxed);
+  Gate* const gate = segment.is_tensor_pool() ? nullptr : &segment.lock(use->block);
+  Ref<Storage> storage =
+      Storage::adopt({data, nbytes, data, nbytes, is_readonly, use.get(), end_use, gate, segment.device()});
   (void)use.release();
   return storage;
+}
+
+// An array on some elements of a storage of this class; null: they do not lie in it.
+Ref<Array> Segments::array_on(const Ref<Storage>& storage, int64_t offset, DType dtype, uint32_t flags,
+                              Dims shape, Dims strides) {
+  if (offset < 0 || static_cast<uint64_t>(offset) > storage->nbytes()) return {};
+  tenon_adoption adoption{};
+  adoption.struct_size = sizeof adoption;
+  adoption.flags = flags;
+  adoption.data = storage->data() + offset;
+  adoption.device = storage->device();
+  adoption.ndim = static_cast<int32_t>(shape.size());
+  adoption.dtype = dtype;
+  adoption.shape = shape.data();
+  adoption.strides = strides.data();
+  Ref<Array> array = Array::alias(adoption);
+  if (!array && std::ranges::find(shape, 0) != shape.end()) array = Array::over(storage, dtype, shape, flags);
+  return array;
 }
 
 // A new segment with consecutive blocks of these sizes. The first one holds the array. The caller must end or
@@ -455,7 +490,8 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
 
 Segment& Segments::writable_segment_of(const Array& first) {
   const BlockUse* const use = use_of(first);
-  if (use == nullptr || use->block != 0 || first.data() != use->segment->data_of(0)) {
+  if (use == nullptr || use->segment->is_tensor_pool() || use->block != 0 ||
+      first.data() != use->segment->data_of(0)) {
     throw_error(Code::kValue, "the memory of shape ", shape_text(first.shape()),
                 " is not the first block of a shared memory");
   }
@@ -553,7 +589,10 @@ Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
                      shape, flags);
 }
 
-bool Segments::is_shared(const Array& array) noexcept { return use_of(array) != nullptr; }
+bool Segments::is_shared(const Array& array) noexcept {
+  const BlockUse* const use = use_of(array);
+  return use != nullptr && array.storage().moved_at() == nullptr && !use->segment->is_tensor_pool();
+}
 
 const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
   const BlockUse* const use = use_of(array);
@@ -562,61 +601,11 @@ const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
     throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
                 " does not lie in shared memory: make it with shared=");
   }
+  if (use->segment->is_tensor_pool()) {
+    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
+                " lies in a tensor pool, which sends it by messages and not by handles: use pool.dumps");
+  }
   return *use;
-}
-
-std::string Segments::handle_of(const Array& array) {
-  const BlockUse* const use = &checked_use_of(array);
-  Segment& segment = *use->segment;
-  ArrayHandle handle;
-  handle.boot = os::boot();
-  handle.pid_namespace = os::pid_namespace();
-  handle.user = os::user();
-  const os::Process self = os::this_process();
-  handle.pid = self.pid;
-  handle.start = self.start;
-  handle.fd = segment.file().fd();
-  handle.segment = segment.header().id;
-  handle.block = use->block;
-  handle.generation = segment.block(use->block).generation.load(std::memory_order_relaxed);
-  handle.offset = array.data() - segment.data_of(use->block);
-  handle.dtype = array.dtype();
-  handle.flags = array.desc().flags;
-  handle.ndim = array.desc().ndim;
-  handle.shape.assign(array.shape().begin(), array.shape().end());
-  handle.strides.assign(array.strides().begin(), array.strides().end());
-  handle.number = segment.send(use->block);
-  try {
-    return handle.encode();
-  } catch (...) {
-    segment.receive(use->block, handle.number);  // no process will open it
-    throw;
-  }
-}
-
-uint32_t Segments::revoke(const Array& array) {
-  const BlockUse& use = checked_use_of(array);
-  return use.segment->revoke(use.block);
-}
-
-void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limits) {
-  const ArrayHandle handle = ArrayHandle::decode(bytes);
-  {
-    const std::scoped_lock locked(lock_);
-    Segment* const segment = open_.find(handle.segment);
-    if (handle.sender() != os::this_process()) {
-      throw_error(Code::kValue, "process ", handle.pid, " has sent this handle, not this process, ",
-                  os::this_process().pid);
-    }
-    if (segment == nullptr) return;  // it is closed, and the handle keeps nothing
-    if (!segment->limit(handle.block, handle.number, limits)) {
-      throw_error(
-          Code::kValue, "this handle cannot have a limit: it was made when ", kSent,
-          " other handles of the array were unopened, and no more can have limits; open some, or revoke them "
-          "all (tn.revoke_handles, tenon_shared_revoke), and make the handle again");
-    }
-  }
-  nudge();
 }
 
 // The segment of a handle. Opens it if it is not open in this process.
@@ -645,85 +634,6 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
   return added;
 }
 
-Ref<Array> Segments::open(std::span<const std::byte> bytes) {
-  const ArrayHandle handle = ArrayHandle::decode(bytes);
-  return open(handle, [&](Segment& segment) { segment.receive(handle.block, handle.number); });
-}
-
-Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
-  try {
-    return open(bytes);
-  } catch (const Error& why) {
-    const ArrayHandle handle = ArrayHandle::decode(bytes);
-    check_dtype(handle.dtype);
-    const uint32_t flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
-    return Array::lost(handle.dtype, handle.shape, flags, {TENON_CPU, 0}, why);
-  }
-}
-
-bool Segments::take_over(std::span<const std::byte> bytes, const HandleLimits& limits) {
-  const ArrayHandle handle = ArrayHandle::decode(bytes);
-  bool is_taken = false;
-  const Ref<Array> array = open(
-      handle, [&](Segment& segment) { is_taken = segment.take_over(handle.block, handle.number, limits); });
-  if (is_taken) nudge();
-  return is_taken;
-}
-
-bool Segments::is_unopened(std::span<const std::byte> bytes) {
-  const ArrayHandle handle = ArrayHandle::decode(bytes);
-  const std::scoped_lock locked(lock_);
-  const Segment* const segment = open_.find(handle.segment);
-  return segment != nullptr && segment->is_unopened(handle.block, handle.number);
-}
-
-// The handle stays unopened. The result lies on the segment.
-// Calls then while this process uses the block: the array may be of another owner that has lent the memory.
-Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Segment&)>& then) {
-  if (handle.boot != os::boot()) {
-    throw_error(Code::kNotFound,
-                "the shared array cannot be opened: it lies in the memory of another machine, or was lost at "
-                "a restart of this one; send a copy of it");
-  }
-  if (handle.user != os::user()) {
-    throw_error(Code::kNotFound, "the shared array cannot be opened: it belongs to user ", handle.user,
-                ", this process to user ", os::user());
-  }
-  std::unique_lock locked(lock_);
-  sweep_some();
-  OpenSegments::CloseUnused opened(open_);
-  if (open_.find(handle.segment) == nullptr && handle.pid_namespace != os::pid_namespace()) {
-    throw_error(Code::kNotFound,
-                "the shared array cannot be opened: it was sent from another PID namespace "
-                "(another container?)");
-  }
-  Segment& segment = reach(handle.segment, handle.sender(), handle.fd, opened);
-  const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
-  Use use = begin_use(segment, handle.block, handle.generation, is_readonly);
-  open_memory(*use, locked);
-  const Ref<Storage> storage = storage_of(std::move(use), is_readonly);
-  const auto is_inside = handle.offset >= 0 && static_cast<uint64_t>(handle.offset) <= storage->nbytes();
-  tenon_adoption adoption{};
-  adoption.struct_size = sizeof adoption;
-  adoption.flags = handle.flags & (TENON_READONLY | TENON_SUBBYTE_PADDED);
-  adoption.data = storage->data() + (is_inside ? handle.offset : 0);
-  adoption.device = storage->device();
-  adoption.ndim = static_cast<int32_t>(handle.shape.size());
-  adoption.dtype = handle.dtype;
-  adoption.shape = handle.shape.data();
-  adoption.strides = handle.strides.data();
-  Ref<Array> array = is_inside ? Array::alias(adoption) : Ref<Array>();
-  if (!array && is_inside && std::find(handle.shape.begin(), handle.shape.end(), 0) != handle.shape.end()) {
-    array = Array::over(storage, handle.dtype, handle.shape, adoption.flags);
-  }
-  if (array) {
-    then(segment);
-    return array;
-  }
-  throw_error(Code::kValue,
-              "this is not a handle of a shared array: its elements do not lie in the memory that it names");
-}
-
 void Segments::before_fork() noexcept {
   try {
     (void)os::boot();  // so that no other thread is computing it during the fork
@@ -744,6 +654,8 @@ void Segments::after_fork() noexcept {
 void Segments::become_child() noexcept {
   forget_watch();
   open_.become_child();
+  tensor_pools_->become_child();
+  is_sweep_due_.store(false, std::memory_order_relaxed);
   forks_.become_child();
   bool needs_sweeps = false;
   open_.visit([&](const Segment& segment) { needs_sweeps |= segment.needs_cleaner(); });

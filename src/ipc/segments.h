@@ -20,6 +20,8 @@
 
 namespace tenon::impl {
 
+class TensorPools;
+
 struct SharedOptions {
   std::string name;  // "": other processes open the array only by its handle
   bool has_huge_pages = false;
@@ -73,6 +75,7 @@ class Segments {
   // Whether no process has opened a handle that this process has sent.
   bool is_unopened(std::span<const std::byte> handle);
 
+  // Another process can open it by a handle or a name.
   static bool is_shared(const Array& array) noexcept;
 
   // The mutex owner soon frees the blocks and segments that no process uses any more.
@@ -86,6 +89,7 @@ class Segments {
   }
 
  private:
+  friend class TensorPools;
   friend std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<const Segment*>* open);
   Segments();
 
@@ -124,6 +128,9 @@ class Segments {
                        const SharedOptions& options);
   Use begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
   Ref<Storage> storage_of(Use use, bool is_readonly);
+  static Ref<Storage> adopt(Use use, bool is_readonly);
+  static Ref<Array> array_on(const Ref<Storage>& storage, int64_t offset, DType dtype, uint32_t flags,
+                             Dims shape, Dims strides);
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable,
                       OpenSegments::CloseUnused& opened);
   Ref<Array> open(const ArrayHandle& handle, const std::function<void(Segment&)>& then);
@@ -139,9 +146,11 @@ class Segments {
   std::mutex lock_;
   std::atomic<BlockUse*> ended_uses_{nullptr};
   std::atomic<bool> needs_sweeps_{false};  // this is a forked child without a thread for them
+  std::atomic<bool> is_sweep_due_{false};  // the mutex owner sweeps again in any case
   // Guarded by lock_.
   OpenSegments open_;
   SegmentForks forks_;
+  std::unique_ptr<TensorPools> tensor_pools_;
   bool has_cleaned_names_ = false;
   bool ends_memory_beside_ = false;  // a thread does
 };

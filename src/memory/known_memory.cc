@@ -134,30 +134,43 @@ bool is_free_but_for(const Request& request, Queue& queue, const Extent& extent,
 
 }  // namespace
 
-bool KnownMemory::take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict) {
-  const Section section(*this);
-  sweep();
-  Region* const region = &storage.region();
+// Requires lock_.
+bool KnownMemory::can_take_out(const Storage& storage, const Request& request, Conflict* conflict) noexcept {
+  Region& region = storage.region();
   const Extent extent{address(storage.data()), address(storage.data()) + storage.nbytes()};
   conflict->reason = Conflict::Reason::kShared;
   if (storage.is_unchecked_ || storage.unchecked_.load(std::memory_order_relaxed) != 0) return false;
-  if (region->gate() != nullptr) return false;
-  for (const Storage* s = region->storages_; s != nullptr; s = s->next_on_region_) {
+  if (region.gate() != nullptr) return false;
+  for (const Storage* s = region.storages_; s != nullptr; s = s->next_on_region_) {
     const Extent other{address(s->data()), address(s->data()) + s->nbytes()};
     if (s != &storage && other.overlaps(extent)) return false;
   }
-  {
-    const std::scoped_lock queue(region->lock);
-    if (!is_free_but_for(request, *region, extent, conflict)) return false;
-    // pairs with: Storage::moved_at, "moved"
-    storage.moved_at_.store(at != nullptr ? at : "", std::memory_order_release);
-    // pairs with: lock_home, "a home and its queue"
-    storage.home_.store(&gone_, std::memory_order_release);
+  const std::scoped_lock queue(region.lock);
+  return is_free_but_for(request, region, extent, conflict);
+}
+
+const Storage* KnownMemory::take_out(std::span<Storage* const> storages, const Request& request,
+                                     const char* at, Conflict* conflict) {
+  const Section section(*this);
+  sweep();
+  // No other use begins meanwhile: the request is in its way.
+  for (const Storage* storage : storages) {
+    if (!can_take_out(*storage, request, conflict)) return storage;
   }
-  unlink_from(&storage, region);
-  link(&storage, &gone_);
-  if (std::exchange(storage.is_heap_, false)) heap_nbytes_ -= storage.nbytes();
-  return true;
+  for (Storage* storage : storages) {
+    Region* const region = &storage->region();
+    {
+      const std::scoped_lock queue(region->lock);
+      // pairs with: Storage::moved_at, "moved"
+      storage->moved_at_.store(at != nullptr ? at : "", std::memory_order_release);
+      // pairs with: lock_home, "a home and its queue"
+      storage->home_.store(&gone_, std::memory_order_release);
+    }
+    unlink_from(storage, region);
+    link(storage, &gone_);
+    if (std::exchange(storage->is_heap_, false)) heap_nbytes_ -= storage->nbytes();
+  }
+  return nullptr;
 }
 
 // One address belongs to the host or to a device, whatever is made of it.

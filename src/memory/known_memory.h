@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/ref.h"
@@ -43,10 +44,11 @@ class KnownMemory {
   // the map. Null: the memory was moved out.
   Ref<Storage> add_unchecked(Storage& storage);
 
-  // Removes the storage from its region; later uses of it are refused. Requires that the request holds it for
-  // writing. False: something else uses its bytes, as the conflict says, and nothing has changed. at: the
-  // line; lives forever.
-  bool take_out(Storage& storage, const Request& request, const char* at, Conflict* conflict);
+  // Removes storages from their regions; later uses of them are refused. Requires that the request holds them
+  // for writing, and that they are different ones. Else than null: something else uses the bytes of this one,
+  // as the conflict says, and nothing has changed. at: the line; lives forever.
+  const Storage* take_out(std::span<Storage* const> storages, const Request& request, const char* at,
+                          Conflict* conflict);
 
   // A living storage that contains the bytes and keeps them alive, or null.
   Ref<Storage> find(const std::byte* data, size_t nbytes, Access access);
@@ -100,6 +102,7 @@ class KnownMemory {
   };
 
   static void delete_failures(FailedRange* first) noexcept;
+  bool can_take_out(const Storage& storage, const Request& request, Conflict* conflict) noexcept;
 
   // All of these require lock_.
   void sweep() noexcept;

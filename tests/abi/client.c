@@ -115,6 +115,7 @@ int main(void) {
   client_exchange();
   client_ops();
   client_share();
+  client_pool();
   client_plugins();
   memset(&left, 0, sizeof left);
   left.struct_size = sizeof left;

@@ -40,6 +40,7 @@ void client_views(void);
 void client_exchange(void);
 void client_ops(void);
 void client_share(void);
+void client_pool(void);
 void client_plugins(void);
 
 #endif /* TENON_TESTS_ABI_CLIENT_H_ */

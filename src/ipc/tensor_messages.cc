@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How TensorPools sends and opens messages.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "array/access.h"
+#include "array/ownership.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "ipc/tensor_pools.h"
+
+namespace tenon::impl {
+namespace {
+
+int64_t until(int64_t timeout_ns) noexcept {
+  int64_t until_ns = 0;
+  if (timeout_ns < 0) return 0;
+  return __builtin_add_overflow(now_ns(), timeout_ns, &until_ns) ? INT64_MAX : std::max<int64_t>(until_ns, 1);
+}
+
+// A process keeps the message: its sender, or the one that has taken it over.
+bool is_kept(const Segment& segment, const MessageRecord& record) noexcept {
+  const uint64_t keeper = look(record.keeper);
+  if (keeper == 0) return segment.is_creator_alive();
+  const Control& control = segment.control();
+  const uint32_t participant = Keeper::participant(keeper);
+  return participant < kParticipants && control.has_place(participant) &&
+         control.place(participant).generation.load(std::memory_order_relaxed) ==
+             Keeper::generation(keeper) &&
+         look(control.place(participant).state) == PlaceState::kLive && is_alive(control, participant);
+}
+
+[[noreturn]] void throw_gone(MessageStatus why, const MessageHead& message) {
+  const auto text = [&]() -> std::string {
+    switch (why) {
+      case MessageStatus::kOpened: return "as many processes have opened it as may (opens=)";
+      case MessageStatus::kExpired: return "its time limit has passed";
+      case MessageStatus::kRevoked: return "its sender has revoked it";
+      case MessageStatus::kReceiversGone: return "the processes for which it was have ended";
+      case MessageStatus::kSenderGone:
+        return concat("process ", message.pid, ", which sent it, has ended, or has closed its memory");
+      default: return "it has ended so long ago that it is not known why";
+    }
+  };
+  const MessageStatus reason = why == MessageStatus::kNone ? MessageStatus::kUnknown : why;
+  throw Error(Code::kGone, concat("the message cannot be opened: ", text()), static_cast<int32_t>(reason));
+}
+
+void check_reachable(const MessageHead& message) {
+  constexpr const char* kCannot = "the message cannot be opened: ";
+  if (message.boot != os::boot()) {
+    throw_error(Code::kNotFound, kCannot,
+                "it lies in the memory of another machine, or was lost at a restart of this one");
+  }
+  if (message.user != os::user()) {
+    throw_error(Code::kNotFound, kCannot, "it belongs to user ", message.user, ", this process to user ",
+                os::user());
+  }
+  if (message.pid_namespace != os::pid_namespace()) {
+    throw_error(Code::kNotFound, kCannot, "it was sent from another PID namespace (another container?)");
+  }
+}
+
+// Memory of this process alone that keeps a storage, whose bytes it has as long as they are not written.
+struct PrivateBlock {
+  Ref<Storage> shared;
+  PrivatePages& pages;
+  std::byte* const bytes;
+
+  PrivateBlock(Ref<Storage> of, PrivatePages& in, std::byte* at) noexcept
+      : shared(std::move(of)), pages(in), bytes(at) {}
+  PrivateBlock(const PrivateBlock&) = delete;
+  PrivateBlock& operator=(const PrivateBlock&) = delete;
+  ~PrivateBlock() { pages.end(bytes); }
+};
+
+// A writable storage with the bytes of a read-only one, of which no other process sees a write. Requires that
+// nobody writes the bytes as long as the storage exists.
+Ref<Storage> writable_copy(const Ref<Storage>& shared, Segment& segment) {
+  // To open and to end private pages takes as long as to copy so much.
+  constexpr uint64_t kLeastNbytes = uint64_t{512} << 10;
+  PrivatePages* const pages = segment.private_pages();
+  std::byte* bytes = nullptr;
+  if (pages != nullptr && shared->nbytes() >= kLeastNbytes) {
+    bytes = pages->open(static_cast<uint64_t>(shared->data() - segment.data()), shared->nbytes());
+  }
+  if (bytes == nullptr) {
+    Ref<Storage> copied = Storage::allocate(shared->nbytes(), false);
+    if (shared->nbytes() != 0) std::memcpy(copied->data(), shared->data(), shared->nbytes());
+    return copied;
+  }
+  std::unique_ptr<PrivateBlock> owner;
+  try {
+    owner = std::make_unique<PrivateBlock>(shared, *pages, bytes);
+  } catch (const std::bad_alloc&) {
+    pages->end(bytes);
+    throw;
+  }
+  Memory memory;
+  memory.data = memory.extent = bytes;
+  memory.nbytes = memory.extent_nbytes = shared->nbytes();
+  memory.owner = owner.get();
+  memory.deleter = [](void* block) { delete static_cast<PrivateBlock*>(block); };
+  Ref<Storage> storage = Storage::adopt(memory);
+  (void)owner.release();
+  return storage;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------ sending
+
+// A list with one message, whose record is free.
+TensorPools::Messages TensorPools::take_record(Own& own) {
+  Messages taken;
+  const uint32_t used = own.segment.pool_head().records_used.load(std::memory_order_relaxed);
+  if (used < own.segment.header().messages) {
+    taken.emplace_back();
+    own.segment.commit_messages(used + 1);
+    taken.front().record = used;
+  } else {
+    if (own.ended.empty()) look_at(own, true);
+    if (own.ended.empty()) {
+      throw_error(Code::kNoMemory, own.live.size(),
+                  " messages of the tensor pool have not ended, which is their greatest number: let them be "
+                  "opened, give them a time limit, or revoke them");
+    }
+    taken.splice(taken.begin(), own.ended, own.ended.begin());
+  }
+  taken.front().segment = &own.segment;
+  return taken;
+}
+
+// A copy of the text that is never freed.
+const char* TensorPools::lasting(const char* site) {
+  if (site == nullptr) return nullptr;
+  const auto at = sites_.find(std::string_view(site));
+  return (at != sites_.end() ? *at : *sites_.emplace(site).first).c_str();
+}
+
+void TensorPools::schedule_sweep() noexcept {
+  if (!segments_.is_sweep_due_.exchange(true, std::memory_order_relaxed)) Segments::nudge();
+}
+
+size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays, const SendOptions& options,
+                         std::span<std::byte> room) {
+  if (options.opens >= MessageWord::kNoLimit) {
+    throw_error(Code::kValue, "opens is ", options.opens, ": it must be 0 to ", MessageWord::kNoLimit - 1);
+  }
+  if (room.size() < most_nbytes_of_message(arrays)) {
+    throw_error(Code::kValue, "a message of ", arrays.size(), " arrays does not fit into ", room.size(),
+                " bytes");
+  }
+  std::vector<Source> sources(arrays.size());
+  std::vector<MessageArray> written(arrays.size());
+  std::vector<MessageSegment> list;
+  std::vector<Array*> moved;  // one for each storage
+  std::vector<Hold> moved_holds;
+  Messages message;
+  const char* site = nullptr;
+  {
+    const std::scoped_lock locked(segments_.lock_);
+    segments_.look_at_ended_uses();
+    Own& own = own_of(pool);
+    look_at(own, false);
+    site = lasting(options.site);
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      const Array& array = *arrays[i];
+      const Source& source = sources[i] = source_of(array);
+      MessageArray& to = written[i];
+      to.offset = array.data() - source.segment->data_of(source.block);
+      to.block = source.block;
+      to.generation = source.segment->block(source.block).generation.load(std::memory_order_relaxed);
+      to.dtype = array.dtype();
+      to.flags = array.desc().flags & TENON_SUBBYTE_PADDED;
+      to.ndim = array.desc().ndim;
+      if (source.segment != &own.segment) {
+        const SegmentId& id = source.segment->header().id;
+        auto at = std::ranges::find(list, id, &MessageSegment::id);
+        if (at == list.end()) at = list.insert(list.end(), {id, source.segment->file().fd(), 0});
+        to.segment = static_cast<uint32_t>(at - list.begin()) + 1;
+      }
+      const auto is_same = [&](const Array* other) { return &other->storage() == &array.storage(); };
+      if (!source.is_moved || std::ranges::any_of(moved, is_same)) continue;
+      moved.push_back(arrays[i]);
+      moved_holds.push_back({source.segment, source.block});
+    }
+    Messages taken = take_record(own);
+    Live& live = taken.front();
+    try {
+      live.tag = options.tag;
+      live.receivers = options.receivers;
+      live.holds.reserve(arrays.size());
+    } catch (...) {
+      own.ended.splice(own.ended.end(), taken);
+      throw;
+    }
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      if (sources[i].is_moved) continue;
+      (void)sources[i].segment->use(sources[i].block, written[i].generation);  // the array uses it, too
+      live.holds.push_back({sources[i].segment, sources[i].block});
+    }
+    message = std::move(taken);
+  }
+  std::vector<Memory> memories;
+  try {
+    memories.resize(moved.size());
+    if (!moved.empty()) move_out(moved, site, memories.data());
+  } catch (...) {
+    const std::scoped_lock locked(segments_.lock_);
+    finish(message, message.begin(), &own_of(pool).ended);
+    throw;
+  }
+  // Nothing fails from here on.
+  const std::scoped_lock locked(segments_.lock_);
+  Own& own = own_of(pool);
+  Live& live = message.front();
+  for (const Memory& memory : memories) delete static_cast<Segments::BlockUse*>(memory.owner);
+  live.holds.insert(live.holds.end(), moved_holds.begin(), moved_holds.end());
+  MessageFacts facts;
+  facts.opens = options.opens == 0 ? uint32_t{MessageWord::kNoLimit} : options.opens;
+  facts.since_ns = now_ns();
+  facts.until_ns = until(options.timeout_ns >= 0 ? options.timeout_ns : own.options.timeout_ns);
+  facts.site = site;
+  facts.is_handed_over = facts.opens == 1;
+  for (const Hold& hold : live.holds) {
+    facts.nbytes += hold.segment->block(hold.block).nbytes.load(std::memory_order_relaxed);
+  }
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    // A forked child may have inherited the array.
+    const uint32_t self = sources[i].segment->participant().index();
+    bool is_alone = sources[i].is_moved && facts.opens == 1;
+    visit_bits(sources[i].segment->block(sources[i].block).users, [&](uint32_t p) { is_alone &= p == self; });
+    if (is_alone) written[i].flags |= kHandedOver;
+    facts.is_handed_over &= is_alone;
+  }
+  live.has_opens = options.opens != 0;
+  live.until_ns = facts.until_ns;
+  live.generation = begin_message(own.segment.message(live.record), facts);
+  MessageHead head;
+  const os::Process self = os::this_process();
+  head.boot = os::boot();
+  head.pid_namespace = os::pid_namespace();
+  head.user = os::user();
+  head.pid = self.pid;
+  head.start = self.start;
+  head.segment = own.segment.header().id;
+  head.fd = own.segment.file().fd();
+  head.record = live.record;
+  head.generation = live.generation;
+  head.segments = static_cast<uint32_t>(list.size());
+  head.arrays = static_cast<uint32_t>(arrays.size());
+  std::byte* at = room.data();
+  const auto write = [&](const void* from, size_t nbytes) {
+    if (nbytes != 0) std::memcpy(at, from, nbytes);
+    at += nbytes;
+  };
+  write(&head, sizeof head);
+  write(list.data(), list.size() * sizeof(MessageSegment));
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    write(&written[i], sizeof written[i]);
+    write(arrays[i]->shape().data(), arrays[i]->shape().size_bytes());
+    write(arrays[i]->strides().data(), arrays[i]->strides().size_bytes());
+  }
+  own.live.splice(own.live.end(), message);
+  schedule_sweep();
+  return static_cast<size_t>(at - room.data());
+}
+
+uint32_t TensorPools::revoke(const TensorPool& pool, const std::string& tag) {
+  const std::scoped_lock locked(segments_.lock_);
+  Own& own = own_of(pool);
+  uint32_t n = 0;
+  for (const Live& live : own.live) {
+    if (live.tag != tag || tag.empty()) continue;
+    if (end_message(own.segment.message(live.record), live.generation, MessageStatus::kRevoked)) ++n;
+  }
+  look_at(own, true);
+  if (n != 0) signal_event(own.segment.pool_head().room);
+  return n;
+}
+
+void TensorPools::revoke(std::span<const std::byte> bytes) {
+  const MessageHead head = ReadMessage::head_of(bytes);
+  const std::scoped_lock locked(segments_.lock_);
+  Own* const own = find_own(head.segment);
+  Messages& from = own != nullptr ? own->live : kept_;
+  const auto is_it = [&](const Live& live) {
+    return live.segment->header().id == head.segment && live.record == head.record &&
+           live.generation == head.generation;
+  };
+  const auto at = std::ranges::find_if(from, is_it);
+  if (at == from.end()) {
+    if (own != nullptr) return;
+    throw_error(Code::kValue, "process ", head.pid, " has sent this message, not this process, ",
+                os::this_process().pid);
+  }
+  Segment& segment = *at->segment;
+  (void)end_message(segment.message(head.record), head.generation, MessageStatus::kRevoked);
+  finish(from, at, own != nullptr ? &own->ended : nullptr);
+  signal_event(segment.pool_head().room);
+}
+
+bool TensorPools::is_unopened(std::span<const std::byte> bytes) {
+  const MessageHead head = ReadMessage::head_of(bytes);
+  const std::scoped_lock locked(segments_.lock_);
+  const Segment* const segment = segments_.open_.find(head.segment);
+  return segment != nullptr && segment->is_tensor_pool() &&
+         head.record < std::min(look(segment->pool_head().records_used), segment->header().messages) &&
+         status_of(segment->message(head.record), head.generation) == MessageStatus::kLive;
+}
+
+uint32_t TensorPools::count_live() {
+  const std::scoped_lock locked(segments_.lock_);
+  uint32_t n = 0;
+  const auto count = [&](Live& live) {
+    end_over(live, now_ns());
+    const MessageStatus status = status_of(live.segment->message(live.record), live.generation);
+    n += live.has_opens && status == MessageStatus::kLive ? 1 : 0;
+  };
+  for (auto& [id, own] : own_) std::ranges::for_each(own->live, count);
+  std::ranges::for_each(kept_, count);
+  return n;
+}
+
+// ------------------------------------------------------------------------------------------ opening
+
+// The segments of a message that was read. Requires the lock.
+class TensorPools::Opened {
+ public:
+  Opened(Segments& segments, const MessageHead& message) : message_(message) {
+    check_reachable(message);
+    pool_ = &reach(segments, message.segment, message.fd);
+    if (message.record >= std::min(look(pool_->pool_head().records_used), pool_->header().messages)) {
+      throw_error(Code::kValue, "this is not a message of a tensor pool: it names the record ",
+                  message.record);
+    }
+  }
+  Opened(Segments& segments, const ReadMessage& message)
+      : Opened(segments, static_cast<const MessageHead&>(message)) {
+    for (const MessageSegment& other : message.list) others_.push_back(&reach(segments, other.id, other.fd));
+  }
+  Segment& pool() const noexcept { return *pool_; }
+  Segment& of(const MessageArray& array) const noexcept {
+    return array.segment == 0 ? *pool_ : *others_[array.segment - 1];
+  }
+  MessageRecord& record() const noexcept { return pool_->message(message_.record); }
+  // kLive, or why the message cannot be opened.
+  MessageStatus status() const noexcept {
+    const MessageStatus status = status_of(record(), message_.generation);
+    if (status != MessageStatus::kLive || is_kept(*pool_, record())) return status;
+    (void)end_message(record(), message_.generation, MessageStatus::kSenderGone);
+    return status_of(record(), message_.generation);
+  }
+
+ private:
+  Segment& reach(Segments& segments, const SegmentId& id, int fd) {
+    OpenSegments::CloseUnused opened(segments.open_);
+    try {
+      Segment& segment = segments.reach(id, {message_.pid, message_.start}, fd, opened);
+      if (!segment.is_tensor_pool()) {
+        throw_error(Code::kValue, "this is not a message of a tensor pool: it names other shared memory");
+      }
+      opened.keep();
+      return segment;
+    } catch (const Error& e) {
+      if (e.code() == Code::kNotFound) throw_gone(MessageStatus::kSenderGone, message_);
+      throw;
+    }
+  }
+
+  const MessageHead& message_;
+  Segment* pool_ = nullptr;
+  std::vector<Segment*> others_;
+};
+
+bool TensorPools::has_opened(const MessageHead& message) const noexcept {
+  const auto at = opened_.find({message.segment, message.record});
+  return at != opened_.end() && at->second == message.generation;
+}
+
+// Fails with kGone. Requires that this process uses the blocks.
+void TensorPools::count_open(const ReadMessage& message, Segment& pool) {
+  if (has_opened(message)) return;
+  uint32_t& generation = opened_[{message.segment, message.record}];
+  bool is_last = false;
+  const MessageStatus status =
+      impl::open_message(pool.message(message.record), message.generation, now_ns(), &is_last);
+  if (is_last) {
+    (void)add(pool.pool_head().ended, 1u);
+    signal_event(pool.pool_head().room);
+  }
+  if (status != MessageStatus::kLive) throw_gone(status, message);
+  generation = message.generation;
+}
+
+void TensorPools::forget_closed() noexcept {
+  if (opened_.size() < forget_at_) return;
+  std::erase_if(opened_,
+                [&](const auto& opened) { return segments_.open_.find(opened.first.first) == nullptr; });
+  forget_at_ = std::max<size_t>(64, 2 * opened_.size());
+}
+
+std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool is_readonly) {
+  const ReadMessage message = ReadMessage::read(bytes);
+  std::vector<Ref<Array>> arrays;
+  std::vector<Segment*> segments;  // of the arrays; they stay open as long as these
+  bool has_copies = false;
+  {
+    const std::scoped_lock locked(segments_.lock_);
+    segments_.look_at_ended_uses();
+    forget_closed();
+    const Opened opened(segments_, message);
+    const bool is_again = has_opened(message);
+    const MessageStatus status = opened.status();
+    if (status != MessageStatus::kLive && !is_again) throw_gone(status, message);
+    std::vector<Segments::Use> uses;
+    for (const ReadArray& array : message.all) {
+      Segment& segment = opened.of(array);
+      // After the end of the message: only what this process still has.
+      const bool may_use = status == MessageStatus::kLive ||
+                           (array.block < segment.header().blocks && segment.is_used_here(array.block));
+      auto use = std::make_unique<Segments::BlockUse>(
+          Segments::BlockUse{&segment, array.block, segment.header().id});
+      if (!may_use || !segment.use(array.block, array.generation)) {
+        if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
+        const MessageStatus now = opened.status();
+        throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, message);
+      }
+      uses.emplace_back(use.release());
+    }
+    for (size_t i = 0; i < uses.size(); ++i) {
+      const ReadArray& array = message.all[i];
+      check_dtype(array.dtype);
+      const bool is_in_place = (array.flags & kHandedOver) != 0 && !is_readonly;
+      const uint32_t flags = (array.flags & TENON_SUBBYTE_PADDED) | (is_in_place ? 0 : TENON_READONLY);
+      has_copies |= !is_in_place && !is_readonly;
+      const Ref<Storage> storage = segments_.storage_of(std::move(uses[i]), !is_in_place);
+      segments.push_back(&opened.of(array));
+      arrays.push_back(
+          Segments::array_on(storage, array.offset, array.dtype, flags, array.shape, array.strides));
+      if (arrays.back()) continue;
+      throw_error(Code::kValue, "this is not a message of a tensor pool: the elements of array ", i,
+                  " do not lie in the memory that it names");
+    }
+    if (!has_copies) {
+      count_open(message, opened.pool());
+      return arrays;
+    }
+  }
+  // Nobody writes the memory: the sender has given it to its readers. Arrays on one block share it after this.
+  std::map<const Storage*, Ref<Storage>> copies;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    Array& shared = *arrays[i];
+    if (!shared.is_readonly()) continue;
+    Ref<Storage>& storage = copies[&shared.storage()];
+    if (!storage) storage = writable_copy(Ref<Storage>::share(&shared.storage()), *segments[i]);
+    Layout layout = shared.layout();
+    layout.data = storage->data() + (shared.data() - shared.storage().data());
+    layout.flags &= ~uint32_t{TENON_READONLY};
+    arrays[i] = Array::make(storage, layout);
+  }
+  const std::scoped_lock locked(segments_.lock_);
+  Segment* const pool = segments_.open_.find(message.segment);
+  if (pool == nullptr) throw_gone(MessageStatus::kSenderGone, message);
+  count_open(message, *pool);
+  return arrays;
+}
+
+void TensorPools::key_of(std::span<const std::byte> bytes, std::byte* out) {
+  const MessageHead head = ReadMessage::head_of(bytes);
+  const std::scoped_lock locked(segments_.lock_);
+  for (const auto& word : Opened(segments_, head).pool().pool_head().key) {
+    const uint64_t value = word.load(std::memory_order_relaxed);
+    std::memcpy(out, &value, sizeof value);
+    out += sizeof value;
+  }
+}
+
+bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns) {
+  const ReadMessage message = ReadMessage::read(bytes);
+  const std::scoped_lock locked(segments_.lock_);
+  try {
+    const Opened opened(segments_, message);
+    if (opened.status() != MessageStatus::kLive) return false;
+    if (find_own(message.segment) != nullptr) return true;
+    Participant& participant = opened.pool().participant();
+    if (participant.index() == Participant::kNone) opened.pool().throw_no_place();
+    Messages kept(1);
+    Live& live = kept.front();
+    live.segment = &opened.pool();
+    live.record = message.record;
+    live.generation = message.generation;
+    live.has_opens = true;
+    live.until_ns = until(timeout_ns);
+    live.holds.reserve(message.all.size());
+    bool is_kept = true;
+    for (const ReadArray& array : message.all) {
+      Segment& segment = opened.of(array);
+      is_kept = is_kept && segment.use(array.block, array.generation);
+      if (is_kept) live.holds.push_back({&segment, array.block});
+    }
+    const uint64_t keeper =
+        Keeper::make(participant.index(), participant.place().generation.load(std::memory_order_relaxed));
+    if (!is_kept || !keep_message(opened.record(), message.generation, keeper)) {
+      finish(kept, kept.begin(), nullptr);
+      return false;
+    }
+    kept_.splice(kept_.end(), kept);
+  } catch (const Error& e) {
+    if (e.code() == Code::kGone) return false;
+    throw;
+  }
+  schedule_sweep();
+  return true;
+}
+
+}  // namespace tenon::impl

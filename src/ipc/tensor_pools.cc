@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ipc/tensor_pools.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "array/access.h"
+#include "array/ownership.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "sync/waiter.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr size_t kSomeBlocks = 64;  // that other processes use, and that one allocation looks at
+constexpr int64_t kIdleBeforeTrimNs = 1'000'000'000;
+constexpr int64_t kLookAgainNs = 10'000'000;  // while a thread waits for room
+constexpr uint64_t kStep = 64 * 1024;         // in which memory is allocated
+constexpr size_t kMostHolders = 3;            // that a message names
+
+bool lives(const os::Process& process) noexcept { return os::start_of(process.pid) == process.start; }
+
+}  // namespace
+
+TensorPools& TensorPools::instance() { return *Segments::instance().tensor_pools_; }
+
+// ------------------------------------------------------------------------------------------- pools
+
+Ref<TensorPool> TensorPools::create(const TensorPoolOptions& options) {
+  if (options.budget_nbytes == 0 || options.budget_nbytes > PTRDIFF_MAX / 2) {
+    throw_error(Code::kValue, "the budget of a tensor pool is ", options.budget_nbytes,
+                " bytes: it must be at least 1, and fit into 62 bits");
+  }
+  SegmentPlan plan;
+  plan.data_nbytes = round_up(options.budget_nbytes, kStep);
+  plan.blocks = kMostBlocks;
+  plan.messages = kMostMessages;
+  std::unique_ptr<Segment> made = Segment::create(plan, MutexOwner::instance());
+  Segment& segment = *made;
+  uint64_t key[4];
+  if (getrandom(key, sizeof key, 0) != sizeof key) throw_error(Code::kSystem, "no random number for a pool");
+  for (size_t i = 0; i < std::size(key); ++i) store(segment.pool_head().key[i], key[i]);
+  TensorPoolOptions rounded = options;
+  rounded.budget_nbytes = segment.data_nbytes();
+  Ref<TensorPool> pool = Ref<TensorPool>::adopt(new TensorPool(segment.header().id, rounded));
+  const std::scoped_lock locked(segments_.lock_);
+  auto node = std::map<SegmentId, std::unique_ptr<Own>>();
+  BlockAllocator& allocator = segments_.open_.add_allocator(std::move(made));
+  try {
+    node.emplace(segment.header().id, new Own{segment, allocator, rounded});
+  } catch (...) {
+    segments_.open_.remove_allocator(segment.header().id);
+    throw;
+  }
+  own_.merge(node);
+  return pool;
+}
+
+void TensorPools::drop(const TensorPool& pool) noexcept {
+  {
+    const std::scoped_lock locked(segments_.lock_);
+    if (Own* const own = find_own(pool.id_)) own->is_dropped = true;
+  }
+  Segments::nudge();
+}
+
+TensorPools::Own* TensorPools::find_own(const SegmentId& id) noexcept {
+  const auto at = own_.find(id);
+  return at != own_.end() ? at->second.get() : nullptr;
+}
+
+// A pool that exists has its own_, unless the process was forked meanwhile.
+TensorPools::Own& TensorPools::own_of(const TensorPool& pool) {
+  Own* const own = find_own(pool.id_);
+  if (own == nullptr) pool.check_process();
+  return *own;
+}
+
+void TensorPools::key_of(const TensorPool& pool, std::byte* out) {
+  const std::scoped_lock locked(segments_.lock_);
+  for (const auto& word : own_of(pool).segment.pool_head().key) {
+    const uint64_t value = word.load(std::memory_order_relaxed);
+    std::memcpy(out, &value, sizeof value);
+    out += sizeof value;
+  }
+}
+
+TensorPoolStats TensorPools::stats(const TensorPool& pool) {
+  const std::scoped_lock locked(segments_.lock_);
+  segments_.look_at_ended_uses();
+  Own& own = own_of(pool);
+  look_at(own, true);
+  (void)own.allocator.reclaim();
+  TensorPoolStats stats;
+  own.allocator.visit_used([&](uint32_t) { ++stats.blocks; });
+  stats.used_nbytes = own.allocator.used_nbytes();
+  stats.idle_nbytes = own.allocator.idle_nbytes();
+  stats.committed_nbytes = own.allocator.committed_nbytes();
+  stats.messages = static_cast<uint32_t>(own.live.size());
+  stats.waiting = own.waiting;
+  return stats;
+}
+
+// ------------------------------------------------------------------------------------------- memory
+
+// A thread that waits for room. Requires the lock at its begin and its end.
+class TensorPools::Wait {
+ public:
+  Wait(TensorPools& pools, Own& own, const Deadline& deadline) : pools_(pools), own_(own), waiter_(deadline) {
+    const std::scoped_lock locked(pools_.segments_.lock_);
+    ++own_.waiting;
+    own_.segment.begin_wait(own_.segment.pool_head().room);
+  }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+  ~Wait() {
+    const std::scoped_lock locked(pools_.segments_.lock_);
+    --own_.waiting;
+    own_.segment.end_wait(own_.segment.pool_head().room);
+  }
+  // signals: of the event, before the last look.
+  WaitEnd sleep(uint32_t signals) {
+    const os::Sleep word{&own_.segment.pool_head().room.signals, signals};
+    return waiter_.sleep_on(&word, 1, kLookAgainNs, [] { return std::string("room in a tensor pool"); });
+  }
+
+ private:
+  TensorPools& pools_;
+  Own& own_;
+  Waiter waiter_;
+};
+
+Ref<Array> TensorPools::empty(TensorPool& pool, DType dtype, Dims shape, int64_t timeout_ns) {
+  check_dtype(dtype);
+  const uint64_t nbytes = nbytes_of(dtype, shape, 0);
+  if (nbytes > pool.options_.budget_nbytes) {
+    throw_error(Code::kValue, "an array of ", nbytes, " bytes does not fit into a tensor pool of ",
+                pool.options_.budget_nbytes);
+  }
+  const Deadline deadline(timeout_ns);
+  std::optional<Wait> wait;
+  while (true) {
+    uint32_t signals = 0;
+    Own* own = nullptr;
+    std::string why;
+    {
+      const std::scoped_lock locked(segments_.lock_);
+      own = &own_of(pool);
+      signals = look(own->segment.pool_head().room.signals);
+      if (Ref<Array> made = try_empty(*own, dtype, shape, nbytes, wait.has_value())) return made;
+      if (timeout_ns == 0 || (wait && deadline.has_passed())) why = full_text(*own, nbytes);
+    }
+    if (!why.empty()) throw_error(timeout_ns == 0 ? Code::kNoMemory : Code::kTimeout, why);
+    if (!wait) {
+      wait.emplace(*this, *own, deadline);
+      continue;  // another process may have freed memory before it saw that this one waits
+    }
+    if (wait->sleep(signals) == WaitEnd::kInterrupted) {
+      throw_error(Code::kInterrupted, "the wait for room in a tensor pool was interrupted");
+    }
+  }
+}
+
+Ref<Array> TensorPools::try_empty(Own& own, DType dtype, Dims shape, uint64_t nbytes, bool is_thorough) {
+  auto use = std::make_unique<Segments::BlockUse>();
+  const AllocatedBlock found = allocate(own, nbytes, is_thorough);
+  if (found.block == Segment::kNone) return {};
+  use->segment = found.segment;
+  use->block = found.block;
+  use->id = found.segment->header().id;
+  return Array::over(Segments::adopt(Segments::Use(use.release()), false), dtype, shape, 0);
+}
+
+AllocatedBlock TensorPools::allocate(Own& own, uint64_t nbytes, bool is_thorough) {
+  segments_.look_at_ended_uses();
+  if (!is_thorough) {
+    look_at(own, false);
+    (void)own.allocator.free_unused(kSomeBlocks);
+  }
+  const auto attempt = [&] {
+    try {
+      return own.allocator.allocate(nbytes);
+    } catch (const Error& e) {
+      // Tries again with the unused memory of all pools.
+      if (e.code() != Code::kNoMemory || !segments_.open_.trim_blocks()) throw;
+      return own.allocator.allocate(nbytes);
+    }
+  };
+  own.allocated_at_ns = now_ns();
+  if (!is_thorough) {
+    const AllocatedBlock found = attempt();
+    if (found.block != Segment::kNone) return found;
+  }
+  look_at(own, true);
+  (void)own.allocator.reclaim();
+  return attempt();
+}
+
+std::string TensorPools::full_text(Own& own, uint64_t nbytes) const {
+  const Control& control = own.segment.control();
+  std::map<uint32_t, std::pair<uint32_t, uint64_t>> holders;  // participant -> blocks, bytes
+  uint32_t blocks = 0;
+  own.allocator.visit_used([&](uint32_t b) {
+    ++blocks;
+    const Block& block = control.block(b);
+    visit_bits(block.users, [&](uint32_t p) {
+      ++holders[p].first;
+      holders[p].second += block.nbytes.load(std::memory_order_relaxed);
+    });
+  });
+  std::string text =
+      concat("the tensor pool of ", own.options.budget_nbytes, " bytes has no room for ", nbytes, ": ",
+             own.allocator.used_nbytes(), " bytes in ", blocks, " blocks are in use");
+  if (blocks == own.segment.header().blocks) text += ", which is their greatest number";
+  std::vector<std::pair<uint32_t, std::pair<uint32_t, uint64_t>>> most(holders.begin(), holders.end());
+  std::ranges::sort(most, [](const auto& a, const auto& b) { return a.second.second > b.second.second; });
+  for (size_t i = 0; i < std::min(most.size(), kMostHolders); ++i) {
+    const Place& place = control.place(most[i].first);
+    text += concat(i == 0 ? "; by process " : ", by process ", place.pid.load(std::memory_order_relaxed),
+                   " (", command_of(place), ") ", most[i].second.second, " bytes in ", most[i].second.first);
+  }
+  if (!own.live.empty()) text += concat("; ", own.live.size(), " messages have not ended, the oldest:");
+  size_t n = 0;
+  for (const Live& live : own.live) {
+    if (n++ == kMostHolders) break;
+    const MessageRecord& record = own.segment.message(live.record);
+    const int64_t age_ms = (now_ns() - record.since_ns.load(std::memory_order_relaxed)) / 1'000'000;
+    const std::string site = site_of(record);
+    text += concat(n == 1 ? " " : ", ", record.nbytes.load(std::memory_order_relaxed), " bytes sent ", age_ms,
+                   " ms ago", site.empty() ? "" : " at ", site);
+  }
+  return text;
+}
+
+int TensorPools::owns(const TensorPool& pool, const Array& array) {
+  const std::scoped_lock locked(segments_.lock_);
+  try {
+    const Source source = source_of(array);
+    if (!source.is_moved) return 2;
+    return source.segment->header().id == pool.id_ ? 1 : 0;
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
+// How the array can be sent. Fails with kType (it cannot), kMoved.
+TensorPools::Source TensorPools::source_of(const Array& array) const {
+  const Storage& storage = array.storage();
+  if (storage.moved_at() != nullptr) {
+    Conflict conflict;
+    conflict.reason = Conflict::Reason::kMoved;
+    throw_conflict(conflict, "send", &array);
+  }
+  const Segments::BlockUse* const use = Segments::use_of(array);
+  if (use == nullptr || !use->segment->is_tensor_pool()) {
+    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
+                " does not lie in a tensor pool: make it with pool.empty, or copy it with pool.put");
+  }
+  if (storage.is_readonly()) return {use->segment, use->block, false};
+  if (own_.find(use->id) == own_.end()) {
+    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
+                " was received and can be written, so it lies in no pool of this process: copy it with "
+                "pool.put, or receive it as read-only");
+  }
+  return {use->segment, use->block, true};
+}
+
+Ref<Array> TensorPools::freeze(const TensorPool& pool, Array& array) {
+  {
+    const std::scoped_lock locked(segments_.lock_);
+    (void)own_of(pool);
+    if (!source_of(array).is_moved) return Ref<Array>::share(&array);
+  }
+  Memory memory = move_out(array, "pool.freeze");
+  memory.is_readonly = true;
+  Segments::Use use(static_cast<Segments::BlockUse*>(memory.owner));
+  Layout layout = array.layout();
+  layout.flags |= TENON_READONLY;
+  return Array::make(Segments::adopt(std::move(use), true), layout);
+}
+
+// --------------------------------------------------------------------------------- ends of messages
+
+void TensorPools::end_hold(const Hold& hold) noexcept {
+  (void)hold.segment->leave(hold.block);
+  segments_.open_.note_left(hold.segment->header().id, hold.block);
+}
+
+// Ends the uses of a message that is over. ended: where its record goes; null: it is another process's.
+void TensorPools::finish(Messages& from, Messages::iterator at, Messages* ended) noexcept {
+  for (const Hold& hold : at->holds) end_hold(hold);
+  if (ended == nullptr) {
+    from.erase(at);
+    return;
+  }
+  at->holds = {};
+  at->receivers = {};
+  at->tag = {};
+  ended->splice(ended->end(), from, at);
+}
+
+void TensorPools::end_over(Live& live, int64_t now) noexcept {
+  MessageRecord& record = live.segment->message(live.record);
+  if (live.until_ns != 0 && live.until_ns <= now) {
+    (void)end_message(record, live.generation, MessageStatus::kExpired);
+  } else if (!live.receivers.empty() && std::ranges::none_of(live.receivers, lives)) {
+    (void)end_message(record, live.generation, MessageStatus::kReceiversGone);
+  }
+}
+
+// Ends the uses of the messages that are over. is_thorough: also of those that have reached a limit.
+void TensorPools::look_at(Own& own, bool is_thorough) noexcept {
+  const uint32_t ended = look(own.segment.pool_head().ended);
+  if (!is_thorough && ended == own.seen_ended) return;
+  own.seen_ended = ended;
+  const int64_t now = is_thorough ? now_ns() : 0;
+  for (auto at = own.live.begin(); at != own.live.end();) {
+    const auto message = at++;
+    if (is_thorough) end_over(*message, now);
+    const MessageStatus status = status_of(own.segment.message(message->record), message->generation);
+    if (status != MessageStatus::kLive) finish(own.live, message, &own.ended);
+  }
+}
+
+// ------------------------------------------------------------------------------------------- duties
+
+bool TensorPools::sweep() noexcept {
+  bool is_unfinished = false;
+  const int64_t now = now_ns();
+  for (auto at = own_.begin(); at != own_.end();) {
+    const auto here = at++;
+    Own& own = *here->second;
+    look_at(own, true);
+    (void)own.allocator.reclaim();
+    const uint64_t kept_nbytes = own.is_dropped ? 0 : own.options.idle_nbytes;
+    if (own.allocator.idle_nbytes() > kept_nbytes) {
+      if (kept_nbytes == 0 || now - own.allocated_at_ns >= kIdleBeforeTrimNs) own.allocator.trim(kept_nbytes);
+      is_unfinished |= own.allocator.idle_nbytes() > kept_nbytes;
+    }
+    is_unfinished |= !own.live.empty();
+    if (!own.is_dropped || !own.live.empty() || own.allocator.used_nbytes() != 0) continue;
+    publish(own.segment.pool_head().is_over, 1u);
+    segments_.open_.remove_allocator(here->first);
+    own_.erase(here);
+  }
+  for (auto at = kept_.begin(); at != kept_.end();) {
+    const auto message = at++;
+    end_over(*message, now);
+    const MessageStatus status = status_of(message->segment->message(message->record), message->generation);
+    if (status != MessageStatus::kLive) finish(kept_, message, nullptr);
+  }
+  return is_unfinished || !kept_.empty();
+}
+
+void TensorPools::become_child() noexcept {
+  const auto leave = [](const Live& live) {
+    for (const Hold& hold : live.holds) (void)hold.segment->leave(hold.block);
+  };
+  for (const auto& [id, own] : own_) std::ranges::for_each(own->live, leave);
+  std::ranges::for_each(kept_, leave);
+  own_.clear();
+  kept_.clear();
+  opened_.clear();
+}
+
+}  // namespace tenon::impl
