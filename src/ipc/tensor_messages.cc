@@ -239,15 +239,7 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
   live.has_opens = options.opens != 0;
   live.until_ns = facts.until_ns;
   live.generation = begin_message(own.segment.message(live.record), facts);
-  MessageHead head;
-  const os::Process self = os::this_process();
-  head.boot = os::boot();
-  head.pid_namespace = os::pid_namespace();
-  head.user = os::user();
-  head.pid = self.pid;
-  head.start = self.start;
-  head.segment = own.segment.header().id;
-  head.fd = own.segment.file().fd();
+  MessageHead head = own.head;
   head.record = live.record;
   head.generation = live.generation;
   head.segments = static_cast<uint32_t>(list.size());
@@ -320,7 +312,11 @@ uint32_t TensorPools::count_live() {
     const MessageStatus status = status_of(live.segment->message(live.record), live.generation);
     n += live.has_opens && status == MessageStatus::kLive ? 1 : 0;
   };
-  for (auto& [id, own] : own_) std::ranges::for_each(own->live, count);
+  const auto count_own = [&](Live& live) {
+    const MessageRecord& record = live.segment->message(live.record);
+    if (look(record.keeper) == 0 || !is_kept(*live.segment, record)) count(live);
+  };
+  for (auto& [id, own] : own_) std::ranges::for_each(own->live, count_own);
   std::ranges::for_each(kept_, count);
   return n;
 }
@@ -331,7 +327,7 @@ uint32_t TensorPools::count_live() {
 class TensorPools::Opened {
  public:
   Opened(Segments& segments, const MessageHead& message) : message_(message) {
-    check_reachable(message);
+    if (segments.open_.find(message.segment) == nullptr) check_reachable(message);
     pool_ = &reach(segments, message.segment, message.fd);
     if (message.record >= std::min(look(pool_->pool_head().records_used), pool_->header().messages)) {
       throw_error(Code::kValue, "this is not a message of a tensor pool: it names the record ",

@@ -50,11 +50,20 @@ Ref<TensorPool> TensorPools::create(const TensorPoolOptions& options) {
   TensorPoolOptions rounded = options;
   rounded.budget_nbytes = segment.data_nbytes();
   Ref<TensorPool> pool = Ref<TensorPool>::adopt(new TensorPool(segment.header().id, rounded));
+  const os::Process self = os::this_process();
+  MessageHead head;
+  head.boot = os::boot();
+  head.pid_namespace = os::pid_namespace();
+  head.user = os::user();
+  head.pid = self.pid;
+  head.start = self.start;
+  head.segment = segment.header().id;
+  head.fd = segment.file().fd();
   const std::scoped_lock locked(segments_.lock_);
   auto node = std::map<SegmentId, std::unique_ptr<Own>>();
   BlockAllocator& allocator = segments_.open_.add_allocator(std::move(made));
   try {
-    node.emplace(segment.header().id, new Own{segment, allocator, rounded});
+    node.emplace(segment.header().id, new Own{segment, allocator, rounded, head});
   } catch (...) {
     segments_.open_.remove_allocator(segment.header().id);
     throw;

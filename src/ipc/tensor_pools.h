@@ -71,6 +71,7 @@ class TensorPools {
     Segment& segment;
     BlockAllocator& allocator;
     TensorPoolOptions options;
+    MessageHead head;  // of all messages; it would take ten times as long to ask the system for each
     Messages live = {};
     Messages ended = {};  // their records are used again in this order
     uint32_t seen_ended = 0;
