@@ -18,6 +18,7 @@ constexpr std::array<const char*, kCount> kNames = {
     "MovedError",
     "OpError",
     "OwnerDied",
+    "MessageGone",
     "copied_error",
     "op_error",
     "array_repr",

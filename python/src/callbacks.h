@@ -20,6 +20,7 @@ enum class Callback : size_t {
   kMovedError,
   kOpError,
   kOwnerDied,
+  kMessageGone,
   kCopiedError,
   kOpErrorOf,
   // Arrays.

@@ -54,8 +54,9 @@ void set_error(const Error& error) noexcept {
       const nb::object type = own_class(Callback::kOpError);
       const nb::object value = type(error.what(), error.op_code());
       PyErr_SetObject(type.ptr(), value.ptr());
-    } else if (error.code() == TENON_ERR_OWNER_DIED) {
-      const nb::object type = own_class(Callback::kOwnerDied);
+    } else if (error.code() == TENON_ERR_OWNER_DIED || error.code() == TENON_ERR_GONE) {
+      const bool is_message = error.code() == TENON_ERR_GONE;
+      const nb::object type = own_class(is_message ? Callback::kMessageGone : Callback::kOwnerDied);
       const nb::object value = type(error.what(), error.op_code());
       PyErr_SetObject(type.ptr(), value.ptr());
     } else {

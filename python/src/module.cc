@@ -17,6 +17,7 @@
 #include "frames.h"
 #include "from_numpy.h"
 #include "function.h"
+#include "message_format.h"
 #include "names.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -93,6 +94,8 @@ NB_MODULE(core, module) {
   add_fork_gate(module);
   add_arena(module);
   add_channel(module);
+  add_message_format(module);
+  add_tensor_pool(module);
   add_leases(module);
   add_ops(module);
   add_ownership(module);

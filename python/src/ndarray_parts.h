@@ -48,5 +48,6 @@ void add_share(nb::module_& module);
 void add_trace(nb::module_& module);
 void add_arena(nb::module_& module);
 void add_channel(nb::module_& module);
+void add_tensor_pool(nb::module_& module);
 
 }  // namespace tenon::python

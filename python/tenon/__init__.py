@@ -93,6 +93,7 @@ from ._errors import (
     LeaseConflict,
     LeaseEscaped,
     LeaseEscapedWarning,
+    MessageGone,
     MovedError,
     OpError,
     OwnerDied,
@@ -100,6 +101,8 @@ from ._errors import (
 )
 from ._ipc.arena import Arena
 from ._ipc.channel import Channel
+from ._ipc.pool import TensorPool, loads
+from ._ipc.pool import open as open
 from ._sync.copies import cast, copy, fill
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
@@ -146,7 +149,7 @@ else:
             __getattr__("DataLoader")
 
 
-# Without `bool`: `from tenon import *` should hide no builtin.
+# Without `bool` and `open`: `from tenon import *` should hide no builtin.
 __all__ = [
     "Arena",
     "Batch",
@@ -163,6 +166,7 @@ __all__ = [
     "LeaseConflict",
     "LeaseEscaped",
     "LeaseEscapedWarning",
+    "MessageGone",
     "MovedError",
     "NDArray",
     "Op",
@@ -172,6 +176,7 @@ __all__ = [
     "Schema",
     "Shared",
     "TenonError",
+    "TensorPool",
     "WorkerBatch",
     "arange",
     "array",
@@ -215,6 +220,7 @@ __all__ = [
     "int64",
     "io",
     "load",
+    "loads",
     "ones",
     "ones_like",
     "overwrite",

@@ -43,6 +43,7 @@ _core.set_callbacks(
         "MovedError": _errors.MovedError,
         "OpError": _errors.OpError,
         "OwnerDied": _errors.OwnerDied,
+        "MessageGone": _errors.MessageGone,
         "copied_error": _errors.copied,
         "op_error": ops.op_error,
         "array_repr": _imported_later("._array.text", "array_repr"),

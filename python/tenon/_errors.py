@@ -93,6 +93,29 @@ class OwnerDied(TenonError):
         return str(self.args[0])
 
 
+_GONE = ("", "opened", "expired", "revoked", "sender gone", "receivers gone", "ended")
+
+
+class MessageGone(TenonError):
+    """A message of a `TensorPool` can be opened no more.
+
+    Attributes
+    ----------
+    reason : str
+        'opened' (as often as it may be), 'expired' (its deadline), 'revoked', 'sender gone', 'receivers
+        gone', or 'ended': it has ended so long ago that the reason is not known any more.
+    """
+
+    def __init__(self, message: str = "", reason: str | int = "ended") -> None:
+        if isinstance(reason, int):
+            reason = _GONE[reason] if 0 < reason < len(_GONE) else "ended"
+        super().__init__(message, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 _kind: type[Exception]
 for _kind in (*TenonError.__subclasses__(), TenonError, LeaseEscapedWarning):
     _kind.__module__ = "tenon"  # tracebacks, pickles and the documentation show the public name

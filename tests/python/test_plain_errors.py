@@ -27,7 +27,7 @@ def test_exceptions_show_and_pickle_their_public_names(kind):
 
 
 def test_all_exceptions_are_tested():
-    assert len(ERRORS) == 7
+    assert len(ERRORS) == 8
 
 
 # ---------------------------------------------------------------------------- attributes of NumPy's arrays

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles that a child of `multiprocessing` has put into queues and pipes, and that are unopened at its end.
-At its normal exit the child passes them to its parent, and waits until that keeps their arrays.
+"""Handles that a child of `multiprocessing` has put into queues and pipes, and messages of its tensor pools,
+that are unopened at its end. At its normal exit the child passes them to its parent, and waits until that
+keeps their arrays.
 
 The parent listens on a socket from the time when it first starts a child. Its name contains the parent's
 number, and it is in no directory."""
@@ -8,6 +9,7 @@ number, and it is in no directory."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
 import sys
@@ -28,7 +30,7 @@ _CREDENTIALS = struct.Struct("=iII")  # ucred: pid, uid, gid
 
 # ----------------------------------------------------------------------------------------- the child
 
-_sent: dict[bytes, float] = {}  # handles that this process has sent, with the end of their own limits
+_sent: dict[bytes, float] = {}  # handles and messages of this process, with the end of their own limits
 _most = 64  # so many of them, before opened ones are looked for
 
 
@@ -41,22 +43,43 @@ def note(handle: bytes, until: float, frame: Any) -> None:
         frame = frame.f_back
         if frame is None:
             return
+    _keep(handle, until)
+
+
+def note_message(message: bytes, timeout: float | None) -> None:
+    """Notes a message of a `TensorPool`, whatever carries it."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        _keep(_core.core_of_message(message), math.inf if timeout is None else time.monotonic() + timeout)
+
+
+def _keep(handle: bytes, until: float) -> None:
     global _most
     _sent[handle] = until
     if len(_sent) > _most:
         for one in list(_sent):
-            if not _core.is_handle_unopened(one):
+            if not _is_unopened(one):
                 _sent.pop(one, None)
         _most = 64 + 2 * len(_sent)
 
 
+def _is_unopened(handle: bytes) -> bool:
+    return (_core.is_message_unopened if _is_message(handle) else _core.is_handle_unopened)(handle)
+
+
+def _is_message(handle: bytes) -> bool:
+    return handle.startswith(b"TNMSG")
+
+
 def pass_on() -> None:
     """Passes the unopened handles of this process to its parent."""
+    if not _sent:
+        return
     parent = sys.modules["multiprocessing.process"].parent_process()
     entries, now = [], time.monotonic()
     for handle, until in list(_sent.items()):
         seconds = min(KEPT_SECONDS, until - now)
-        if seconds > 0 and _core.is_handle_unopened(handle):
+        if seconds > 0 and _is_unopened(handle):
             entries.append(_ENTRY.pack(len(handle), seconds) + handle)
     _sent.clear()
     if not entries or parent is None or not parent.is_alive():
@@ -154,7 +177,9 @@ def _take_over(link: socket.socket) -> None:
         nbytes, seconds = _ENTRY.unpack_from(data, at)
         at += _ENTRY.size + nbytes
         with contextlib.suppress(Exception):  # it is gone, or cannot be opened here
-            _core.take_over_handle(bytes(data[at - nbytes : at]), seconds)
+            handle = bytes(data[at - nbytes : at])
+            take_over = _core.take_over_message if _is_message(handle) else _core.take_over_handle
+            take_over(handle, seconds)
 
 
 def _is_of_multiprocessing(frame: Any) -> bool:

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The format of what a message holds besides arrays: None, bool, int, float, complex, str, bytes, bytearray,
+// list, tuple, dict, set and frozenset, of exactly these classes. Any other object is a *leaf*: its place in
+// the bytes has a number, and the caller carries the object. To read the bytes runs no code that they name.
+//
+// An object that occurs twice is one object afterwards, and containers may contain themselves. Numbers are in
+// the byte order of this machine: messages do not go to other machines.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "python.h"
+
+namespace tenon::python {
+
+// The bytes of an object of Python with a buffer, in one piece. Throws what its class raises, BufferError.
+class BytesOf {
+ public:
+  explicit BytesOf(nb::handle object) {
+    check_python(PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE));
+  }
+  BytesOf(const BytesOf&) = delete;
+  BytesOf& operator=(const BytesOf&) = delete;
+  ~BytesOf() { PyBuffer_Release(&buffer_); }
+
+  std::string_view view() const noexcept {
+    return {static_cast<const char*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+  }
+
+ private:
+  Py_buffer buffer_{};
+};
+
+struct PlainObject {
+  nb::bytes bytes;
+  nb::object leaves;  // a list: each leaf once
+};
+
+// A cycle that goes through a tuple or a frozenset makes the whole object a leaf. Arrays of NumPy of fewer
+// than `most_inline` bytes are written, too, if describe_inline() takes them. Throws RecursionError (nested
+// too deeply), RuntimeError (another thread changes it).
+PlainObject encode_plain(nb::handle object, size_t most_inline);
+
+// Calls use(bytes) if the object has no leaves. The bytes are valid during the call. Throws as
+// encode_plain().
+bool encode_if_plain(nb::handle object, size_t most_inline, const std::function<void(std::string_view)>& use);
+
+// The object of such bytes; leaves: a list. Throws ValueError if they are no such bytes, whatever they are.
+nb::object decode_plain(std::string_view data, nb::handle leaves);
+
+void add_message_format(nb::module_& module);
+
+}  // namespace tenon::python

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How messages describe elements: their place, their order and their dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ALIGNMENT = 64
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def strides_in_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1) -> tuple[int, ...]:
+    """The strides of the shape without gaps, in the same order of axes."""
+    result, step = [0] * len(shape), itemsize
+    for axis in sorted(range(len(shape)), key=lambda axis: (abs(strides[axis]), -axis)):
+        result[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(result)
+
+
+def dtype_spec(dtype: Any) -> Any:
+    """A dtype of NumPy as a plain object; None: it has none."""
+    import numpy as np
+
+    kind = dtype.type
+    if kind.__module__ == "ml_dtypes":
+        return ("ml_dtypes", kind.__name__)
+    if dtype.hasobject:
+        return None
+    if dtype.kind in "biufcmMSU":
+        return dtype.str if kind.__module__ == "numpy" else None
+    if kind is not np.void and kind is not np.record:
+        return None
+    described = np.lib.format.dtype_to_descr(dtype)
+    spec = ("record", described) if kind is np.record else described
+    try:
+        return spec if dtype_of(spec) == dtype else None
+    except (TypeError, ValueError):  # fields that overlap
+        return None
+
+
+def dtype_of(spec: Any) -> Any:
+    """The dtype that dtype_spec() has described."""
+    import numpy as np
+
+    if type(spec) is str:
+        return np.dtype(spec)
+    if type(spec) is tuple and spec[0] == "ml_dtypes":
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, spec[1]))
+    if type(spec) is tuple and spec[0] == "record":
+        return np.dtype((np.record, np.lib.format.descr_to_dtype(spec[1])))
+    return np.lib.format.descr_to_dtype(spec)

@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool of tensors for messages between processes, whatever carries the messages."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from .. import _core
+from .._array import passing
+from .._core import NDArray
+from .._errors import LeaseConflict, LeaseEscaped, log
+from .._sync.endings import settle
+from .._sync.engine import call_at_process_end
+from .._sync.lease import where_views_are_kept
+from .._typing import DTypeLike
+from .._values import INT32_MAX, count, integer, seconds, text_for_c
+
+WhenFull = Literal["wait", "raise", "inline"]
+_WHEN_FULL = ("wait", "raise", "inline")
+_INLINE_NBYTES = 16 << 10
+_UNITS = {"B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
+_MOST_OPENS = 60_000
+
+
+def nbytes_from(value: int | str, name: str) -> int:
+    """Bytes from an integer, or from a text such as "8 GiB" or "512 MB"."""
+    if not isinstance(value, str):
+        return count(value, name)
+    digits = value.rstrip("BKMGTi ")
+    unit = value[len(digits) :].strip() or "B"
+    try:
+        number = float(digits)
+        factor = _UNITS[unit]
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"{name} is {value!r}: it must be a number of bytes, or a text such as '8 GiB' or '512 MB'"
+        ) from None
+    return count(int(number * factor), name)
+
+
+_Limits = tuple[int, float, list[int], str]  # opens, timeout, receivers, tag, as NativePool takes them
+
+
+class _Default:
+    """What a parameter is if it was not given."""
+
+    def __repr__(self) -> str:
+        return "that of the pool"
+
+
+_DEFAULT = _Default()
+_USUAL: _Limits = (1, -1.0, [], "")
+
+
+class TensorPool:
+    """Memory for the arrays of messages between processes of one host. The messages are bytes, which the
+    program sends as it likes: over ZeroMQ, gRPC, a queue or a pipe. The arrays stay where they are::
+
+        pool = tn.TensorPool("8 GiB")
+        x = pool.empty((n, d), "bf16")                  # filled in place
+        socket.send(pool.dumps({"pixels": x, "ids": ids, "meta": meta}, tag=request))
+
+        message = tn.loads(socket.recv())               # in another process: no copy
+
+    The memory of a message is free when it has been opened as often as ``opens`` says, or its deadline has
+    passed, or its receivers have ended, or it was revoked; and the last array of those who opened it is gone.
+    If a process is killed, what it held is free within a second.
+
+    A pool belongs to the process that made it. A forked child that uses it gets a pool of its own with the
+    same options. Dropping the object revokes no message.
+
+    Parameters
+    ----------
+    budget : int or str
+        Bytes, or a text such as ``"8 GiB"`` or ``"512 MB"``. Memory is taken when it is used.
+    inline : int or str
+        Arrays of fewer bytes travel in the message.
+    idle : int or str
+        How much free memory stays ready for the next messages. What is more is returned to the system after a
+        second.
+    timeout : float, optional
+        The deadline of messages that are sent without one, in seconds. None: no deadline.
+    when_full : {'wait', 'raise', 'inline'}
+        What `dumps` does if the pool has no room: it waits; raises MemoryError, which names the holders; or
+        puts the arrays into the bytes. `empty` and `put` wait or raise.
+    linger : float
+        How many seconds a process waits at its normal exit for messages that no process has opened. A child
+        of `multiprocessing` passes them to its parent first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An invalid option.
+    OSError
+        There is no free file descriptor.
+    """
+
+    def __init__(
+        self,
+        budget: int | str,
+        *,
+        inline: int | str = _INLINE_NBYTES,
+        idle: int | str = "256 MiB",
+        timeout: float | None = None,
+        when_full: WhenFull = "wait",
+        linger: float = 5.0,
+    ) -> None:
+        self.budget = nbytes_from(budget, "budget")
+        self.inline = nbytes_from(inline, "inline")
+        self.when_full: WhenFull = _policy(when_full)
+        self._idle = nbytes_from(idle, "idle")
+        self._timeout = None if timeout is None else seconds(timeout, "timeout", ", or None")
+        self._linger = seconds(linger, "linger")
+        self._room = threading.Lock()  # a message takes all of its blocks, or none
+        self._native: _core.NativePool | None = None
+        self._here()
+        _pools.add(self)
+
+    def _here(self) -> _core.NativePool:
+        """The pool of this process."""
+        if self._native is None:
+            global _most_linger
+            self._native = _core.NativePool(self.budget, self._idle, self._timeout)
+            _most_linger = max(_most_linger or 0.0, self._linger)
+        return self._native
+
+    def empty(
+        self, shape: Any, dtype: DTypeLike = "float32", *, when_full: WhenFull | None = None
+    ) -> NDArray:
+        """A new array in the pool with undefined elements, in C order, aligned to 64 bytes. The `dumps` that
+        sends it ends it. Raises MemoryError, which names the holders, if the pool has no room and does not
+        wait for it."""
+        waits = self._policy(when_full) == "wait"
+        return self._here().empty(shape, dtype, None if waits else 0.0)
+
+    def put(self, data: Any, *, when_full: WhenFull | None = None) -> NDArray:
+        """A copy of an array of any library in the pool."""
+        source = _core.share(data)
+        array = self.empty(source.shape, source.dtype, when_full=when_full)
+        array[...] = source
+        return array
+
+    async def aput(self, data: Any, *, when_full: WhenFull | None = None) -> NDArray:
+        """`put` for asyncio: a wait for room does not block the event loop."""
+        source = _core.share(data)
+        policy = self._policy(when_full)
+        array: NDArray = await self._later(
+            lambda: self._here().empty(source.shape, source.dtype, 0.0), policy
+        )
+        array[...] = source
+        return array
+
+    def freeze(self, array: NDArray) -> NDArray:
+        """A read-only array on the memory of an array of the pool, which ends. It may be sent repeatedly, and
+        stays readable here."""
+        frozen: NDArray = self._without_views([array], lambda native: native.freeze(array))
+        return frozen
+
+    def dumps(
+        self,
+        value: Any,
+        *,
+        opens: int | None = 1,
+        tag: str | int | None = None,
+        timeout: float | _Default | None = _DEFAULT,
+        receivers: int | Iterable[int] | None = None,
+        when_full: WhenFull | None = None,
+    ) -> bytes:
+        """A message of any object that can be pickled, for `loads` in processes of this user on this host.
+
+        Arrays of this pool end, and are sent without a copy; frozen ones stay. Other arrays of at least
+        ``inline`` bytes are copied into the pool: of NumPy, PyTorch (also Parameters), Tenon, JAX, and
+        buffers of PyArrow. `loads` returns each as what it was. Tensors that share a storage share it
+        afterwards.
+
+        Parameters
+        ----------
+        value : object
+        opens : int or None
+            How many processes open the message. None: any number, until it is revoked or this process has
+            ended. A process may open it several times.
+        tag : str or int, optional
+            For `revoke`.
+        timeout : float or None
+            The deadline in seconds: afterwards the message cannot be opened. None: no deadline. Default: that
+            of the pool.
+        receivers : int or iterable of int, optional
+            The numbers (pid) of the processes that may open it. The message ends when all of them have ended.
+        when_full : {'wait', 'raise', 'inline'}, optional
+            Default: that of the pool.
+
+        Raises
+        ------
+        LeaseEscaped
+            Another view of an array of the pool exists. Nothing was sent, and the array stays usable.
+        MemoryError
+            The pool has no room. The message names the holders.
+        TypeError
+            A tensor is on a GPU, or the object cannot be pickled.
+        RuntimeError
+            A tensor requires grad and is no leaf.
+        """
+        limits = self._limits(opens, tag, timeout, receivers)
+        policy = self._policy(when_full)
+        message = self._plain(value, limits)
+        if message is None:
+            draft = _Draft(self, value)
+            with self._room:
+                draft.take_room(None if policy == "wait" else 0.0, policy)
+            for pause in _pauses():
+                try:
+                    message = draft.sent(limits)
+                    break
+                except MemoryError as error:
+                    if policy != "wait" or not _may_pass(error):
+                        raise
+                time.sleep(pause)
+            assert message is not None
+        passing.note_message(message, self._timeout if limits[1] < 0 else limits[1])
+        return message
+
+    async def adumps(
+        self,
+        value: Any,
+        *,
+        opens: int | None = 1,
+        tag: str | int | None = None,
+        timeout: float | _Default | None = _DEFAULT,
+        receivers: int | Iterable[int] | None = None,
+        when_full: WhenFull | None = None,
+    ) -> bytes:
+        """`dumps` for asyncio: a wait for room does not block the event loop."""
+        limits = self._limits(opens, tag, timeout, receivers)
+        policy = self._policy(when_full)
+        message = self._plain(value, limits)
+        if message is None:
+            draft = _Draft(self, value)
+            await self._later(lambda: draft.take_room(0.0, policy), policy)
+            message = await self._later(lambda: draft.sent(limits), policy)
+        passing.note_message(message, self._timeout if limits[1] < 0 else limits[1])
+        return message
+
+    def _plain(self, value: Any, limits: _Limits) -> bytes | None:
+        """The message of an object that needs no pickle and no room in the pool, if it can be sent now."""
+        try:
+            return self._here().dumps_plain(value, self.inline, *limits)
+        except MemoryError:
+            return None
+
+    async def _later(self, take: Callable[[], Any], policy: WhenFull) -> Any:
+        import asyncio
+
+        pauses = _pauses()
+        while True:
+            if self._room.acquire(blocking=False):
+                try:
+                    return take()
+                except MemoryError as error:
+                    if policy != "wait" or not _may_pass(error):
+                        raise
+                finally:
+                    self._room.release()
+            await asyncio.sleep(next(pauses))
+
+    def handle(
+        self,
+        array: Any,
+        *,
+        opens: int | None = 1,
+        tag: str | int | None = None,
+        timeout: float | _Default | None = _DEFAULT,
+        receivers: int | Iterable[int] | None = None,
+        when_full: WhenFull | None = None,
+    ) -> bytes:
+        """The message of one array, for serializers that the program has: bytes that `open` accepts.
+        Parameters and errors are those of `dumps`."""
+        from .packing import Packer
+
+        if Packer(lambda _: True).number_of(array) is None:
+            raise TypeError(f"a handle is of an array, and not of a {type(array).__name__}")
+        return self.dumps(
+            array, opens=opens, tag=tag, timeout=timeout, receivers=receivers, when_full=when_full
+        )
+
+    def revoke(self, tag: str | int | None = None, *, message: bytes | None = None) -> int:
+        """Ends messages of this process that processes may still open: those with a tag, or one message.
+        Processes that have opened them keep their arrays. Returns how many there were."""
+        if (tag is None) == (message is None):
+            raise TypeError("revoke() needs a tag or a message")
+        native = self._here()
+        if message is not None:
+            return int(_core.revoke_message(message))
+        return native.revoke(_tag(tag))
+
+    def stats(self) -> dict[str, int]:
+        """Bytes: the 'budget'; 'used' by arrays and messages; 'idle', free but ready; 'committed'. Numbers:
+        of 'blocks', of 'messages' that processes may open, of threads that are 'waiting' for room."""
+        return self._here().stats()
+
+    def __repr__(self) -> str:
+        now = self.stats()
+        return f"<tenon.TensorPool: {now['used']} of {now['budget']} bytes used, {now['messages']} messages>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a TensorPool belongs to its process: send messages of it (pool.dumps)")
+
+    def _policy(self, when_full: WhenFull | None) -> WhenFull:
+        return self.when_full if when_full is None else _policy(when_full)
+
+    def _limits(self, opens: Any, tag: Any, timeout: Any, receivers: Any) -> _Limits:
+        if opens == 1 and tag is None and timeout is _DEFAULT and receivers is None:
+            return _USUAL
+        if timeout is None:
+            timeout = math.inf
+        elif timeout is not _DEFAULT:
+            timeout = seconds(timeout, "timeout", ", or None")
+        pids: list[int] = []
+        if receivers is not None:
+            given = receivers if isinstance(receivers, Iterable) else (receivers,)
+            pids = [count(pid, "receivers", 1, INT32_MAX) for pid in given]
+            if not pids:
+                raise ValueError("receivers is empty: no process could open the message")
+        number = 0 if opens is None else count(opens, "opens", 1, _MOST_OPENS)
+        return number, -1.0 if timeout is _DEFAULT else timeout, pids, _tag(tag)
+
+    def _without_views(self, arrays: list[NDArray], call: Any) -> Any:
+        """The result of a call that moves arrays of the pool, which fails while views of them exist."""
+        native = self._here()
+        try:
+            return call(native)
+        except (LeaseConflict, LeaseEscaped):
+            pass
+        gc.collect()  # views in reference cycles that nothing uses
+        settle(is_error_near=True)
+        try:
+            return call(native)
+        except (LeaseConflict, LeaseEscaped) as error:
+            where = where_views_are_kept(arrays)
+            raise LeaseEscaped(
+                f"a view of an array of the pool still exists{where}, so nothing was sent: {error}"
+            ) from None
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between attempts."""
+    pause = 0.0005
+    while True:
+        yield pause
+        pause = min(2 * pause, 0.01)
+
+
+def _may_pass(error: MemoryError) -> bool:
+    """Whether a later attempt may succeed: the pool is full of blocks or messages."""
+    return "the tensor pool" in str(error) and not isinstance(error, _NeverFits)
+
+
+class _NeverFits(MemoryError):
+    """No wait would help."""
+
+
+class _Draft:
+    """A message on its way."""
+
+    def __init__(self, pool: TensorPool, value: Any) -> None:
+        self._pool = pool
+        from .packing import Packer  # which needs pickle
+
+        self._packer = Packer(pool._here().owns)
+        self._tree, leaves = _core.encode_plain(value)
+        rest: list[Any] = []
+        self._leaves: list[int] = []  # as Packer.about() takes them
+        for leaf in leaves:
+            number = self._packer.number_of(leaf)
+            if number is None:
+                rest.append(leaf)
+                number = -len(rest)
+            self._leaves.append(number)
+        self._pickled = self._packer.pickled(rest) if rest else b""
+        self._about = self._small = b""
+        self._arrays: list[NDArray] = []
+
+    def take_room(self, wait: float | None, policy: WhenFull) -> None:
+        packer, native = self._packer, self._pool._here()
+        places, small, blocks = packer.lay_out(self._pool.inline)
+        try:
+            if sum(blocks) > self._pool.budget:
+                raise _NeverFits(
+                    f"the arrays of the message take {sum(blocks)} bytes, the pool has {self._pool.budget}"
+                )
+            taken = [native.empty(nbytes, "uint8", wait) for nbytes in blocks]
+        except MemoryError:
+            if policy != "inline":
+                raise
+            places, small, _ = packer.lay_out(float("inf"))
+            taken = []
+        self._write(places, small, taken)
+        self._arrays = packer.lent + taken
+
+    def _write(self, places: Any, small: int, taken: list[NDArray]) -> None:
+        packer = self._packer
+        self._about = packer.about(self._leaves, places)
+        if not places:
+            return
+        import numpy as np
+
+        memory = np.zeros(small, np.uint8)
+        first = len(packer.lent)
+        views = {number: array.numpy() for number, array in enumerate(taken, first)}
+        views[-1] = memory
+        packer.write(places, views.__getitem__)
+        self._small = memory.tobytes()
+
+    def sent(self, limits: _Limits) -> bytes:
+        arrays = self._arrays
+        parts = self._tree, self._about, self._pickled, self._small
+        message: bytes = self._pool._without_views(
+            arrays, lambda native: native.dumps(arrays, *parts, *limits)
+        )
+        return message
+
+
+_pools: weakref.WeakSet[TensorPool] = weakref.WeakSet()
+_most_linger: float | None = None  # of the pools of this process; None: there are none, or it has ended
+
+
+def _policy(when_full: Any) -> WhenFull:
+    if when_full not in _WHEN_FULL:
+        raise ValueError(f"when_full is {when_full!r}: it must be one of {', '.join(_WHEN_FULL)}")
+    policy: WhenFull = when_full
+    return policy
+
+
+def _tag(tag: str | int | None) -> str:
+    if tag is None:
+        return ""
+    if not isinstance(tag, str):
+        return str(integer(tag, "tag"))
+    if not tag:
+        raise ValueError("tag is '': it has at least one character; None gives none")
+    return text_for_c(tag, "tag")
+
+
+def loads(data: Any, *, writable: bool = True, arrays_only: bool = False) -> Any:
+    """The object of a message of `TensorPool.dumps`. Its arrays are in the memory of the sender's pool,
+    without a copy, aligned to 64 bytes.
+
+    Parameters
+    ----------
+    data : bytes or another buffer
+    writable : bool
+        True: the arrays are writable. If the message can be opened once and its sender has kept nothing, they
+        are on the memory of the message; else what this process writes is seen by no other process. False:
+        they are read-only, on shared memory; PyTorch's tensors, which cannot be read-only, are copies.
+    arrays_only : bool
+        Nothing is unpickled: a message with other objects than None, numbers, texts, bytes, plain containers
+        and arrays raises ValueError.
+
+    Raises
+    ------
+    MessageGone
+        The message has ended: it was opened as often as it may be, its deadline has passed, it was revoked,
+        its sender or its receivers have ended. ``reason`` says which.
+    ValueError
+        The bytes are no message, or a process of another user or host has made or changed them.
+    """
+    value, parts = _core.read_message(data, writable, arrays_only)
+    if parts is None:
+        return value
+    tree, about, pickled, small, memories = parts
+    from .packing import Unpacker
+
+    unpacker = Unpacker(_core.decode_plain(about, []), memories, _memory_of(small), writable)
+    rest = unpacker.unpickled(pickled) if pickled else []
+    leaves = [unpacker.array(number) if number >= 0 else rest[~number] for number in unpacker.leaves]
+    return _core.decode_plain(tree, leaves)
+
+
+def _memory_of(small: bytes) -> NDArray | None:
+    if not small:
+        return None
+    import numpy as np
+
+    memory = _core.create(len(small), "uint8", zeroed=False)
+    memory.numpy()[...] = np.frombuffer(small, np.uint8)
+    return memory
+
+
+def open(handle: Any, *, writable: bool = True) -> Any:
+    """The array of a `TensorPool.handle`. Parameters and errors are those of `loads`."""
+    return loads(handle, writable=writable, arrays_only=True)
+
+
+# ----------------------------------------------------------------------------- the end of a process
+
+
+def _end() -> None:
+    """Once: a spawned process calls it twice."""
+    global _most_linger
+    limit, _most_linger = _most_linger, None
+    if limit is None:
+        return
+    passing.pass_on()
+    left = _core.linger_pools(0.0)
+    if left and limit:
+        log.warning("%d messages of tensor pools are not opened: waiting up to %g s at the exit", left, limit)
+        end = time.monotonic() + limit
+        while left and time.monotonic() < end:
+            time.sleep(0.01)
+            left = _core.linger_pools(0.0)
+    if left:
+        log.warning("%d messages of tensor pools are lost: no process has opened them", left)
+
+
+def _begin_child() -> None:
+    global _most_linger
+    _most_linger = None
+    for pool in list(_pools):
+        pool._native = None
+        pool._room = threading.Lock()
+
+
+call_at_process_end(_end)
+atexit.register(_end)
+os.register_at_fork(after_in_child=_begin_child)

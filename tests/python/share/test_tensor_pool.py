@@ -1,0 +1,613 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor pools: every kind of array comes back as what it was, a sent array ends, and memory is free when a
+message and the arrays that were made of it are gone."""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tenon as tn
+
+SECONDS = 600
+MiB = 1 << 20
+
+fork = multiprocessing.get_context("fork")
+
+
+def await_true(condition):
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        gc.collect()
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def pool():
+    pool = tn.TensorPool("64 MiB", inline=256, idle=0, linger=0)
+    yield pool
+    gc.collect()
+
+
+def in_child(function, *arguments):
+    """What the function returns in a forked child."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            result = (True, function(*arguments))
+        except BaseException as error:
+            result = (False, error)
+        with os.fdopen(writer, "wb") as file:
+            file.write(pickle.dumps(result))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        data = file.read()
+    os.waitpid(pid, 0)
+    is_good, value = pickle.loads(data)
+    if not is_good:
+        raise value
+    return value
+
+
+# ------------------------------------------------------------------------------------------- kinds
+
+
+def same(a, b):
+    return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("n", [0, 3, 5000])
+def test_arrays_of_numpy_keep_class_dtype_and_order(pool, n):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    fields = np.zeros(n, [("a", "f4"), ("b", "i8", (2,))])
+    fields["a"] = np.arange(n)
+    cube = np.arange(n * 24).reshape(n, 4, 6)
+    arrays = [np.arange(n).astype(dtype) for dtype in "f4 ? c16 f2 g >f4 M8[ns] S5 U7".split()]
+    arrays += [np.arange(n).astype(dtype) for dtype in (ml_dtypes.bfloat16, ml_dtypes.int4)]
+    arrays += [np.zeros(n, "V7"), fields, np.asfortranarray(cube), cube.transpose(1, 0, 2)[:, ::-1, ::2]]
+    arrays += [np.broadcast_to(np.arange(n), (3, n)), fields.view(np.recarray)]
+    message = tn.loads(pool.dumps(arrays))
+    for before, after in zip(arrays, message, strict=True):
+        assert same(before, after) and after.flags.writeable
+        assert after.ctypes.data % 64 == 0 or not n
+    assert message[13].flags.f_contiguous
+    scalars = [np.float32(2), np.int8(-1), np.bool_(True), np.datetime64(5, "s")]
+    assert all(same(a, b) for a, b in zip(scalars, tn.loads(pool.dumps(scalars)), strict=True))
+    text = np.array(["a", None, 1] * n, object)
+    masked = np.ma.array(np.arange(n), mask=np.arange(n) % 2)
+    read = tn.loads(pool.dumps((text, masked)))
+    assert (read[0] == text).all() and type(read[1]) is type(masked) and (read[1] == masked).all()
+
+
+@pytest.mark.parametrize("n", [3, 5000])
+def test_tensors_of_pytorch_keep_what_they_are(pool, n):
+    torch = pytest.importorskip("torch")
+    whole = torch.arange(4.0 * n).reshape(n, 4)
+    read = tn.loads(pool.dumps({"whole": whole, "part": whole[n // 2 :], "alone": torch.ones(n)}))
+    read["part"].zero_()  # they shared a storage, and do so now
+    assert torch.equal(read["whole"][: n // 2], whole[: n // 2]) and read["whole"][n // 2 :].sum() == 0
+    view = tn.loads(pool.dumps(whole[1 : n - 1 : 2, 1:3]))
+    assert torch.equal(view, whole[1 : n - 1 : 2, 1:3])
+    assert view.untyped_storage().nbytes() == view.numel() * 4  # only its elements
+    spanned = tn.loads(pool.dumps([whole[1:2], whole[1:2, 2:]]))
+    assert spanned[0].untyped_storage().nbytes() == 16 and torch.equal(spanned[1], whole[1:2, 2:])
+    assert tn.loads(pool.dumps(whole.T)).stride() == whole.T.stride()
+    assert tn.loads(pool.dumps(torch.ones(n, 1).expand(n, 50))).stride() == (1, 0)
+    weight = torch.nn.Parameter(torch.ones(n), requires_grad=False)
+    leaf = torch.ones(n, requires_grad=True)
+    leaf_read, weight_read = tn.loads(pool.dumps((leaf, weight)))
+    assert leaf_read.requires_grad and leaf_read.is_leaf
+    assert type(weight_read) is torch.nn.Parameter and not weight_read.requires_grad
+    for dtype in (torch.bfloat16, torch.bool, torch.float8_e4m3fn, torch.uint16):
+        assert tn.loads(pool.dumps(torch.zeros(n, 0, 3).to(dtype))).dtype is dtype
+    named = torch.ones(n)
+    named.name_of_it = "x"
+    assert tn.loads(pool.dumps(named)).name_of_it == "x"
+    lazy = torch.ones(n, dtype=torch.complex64).conj()
+    unusual = [torch.eye(n).to_sparse(), lazy, torch.ones(n, device="meta")]
+    for one in unusual if n == 3 else []:
+        read = tn.loads(pool.dumps(one))
+        assert read.layout is one.layout and read.device == one.device and read.is_conj() == one.is_conj()
+    with pytest.raises(RuntimeError, match="is no leaf"):
+        pool.dumps({"x": leaf * 2})
+    model = tn.loads(pool.dumps(torch.nn.Linear(n, 2)))
+    assert type(model) is torch.nn.Linear and model.weight.shape == (2, n)
+
+
+class Labelled:
+    def __init__(self, **members):
+        self.__dict__.update(members)
+
+
+def test_subclasses_keep_class_and_attributes(pool):
+    torch = pytest.importorskip("torch")
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    image = torch.ones(1000).as_subclass(_Image)
+    image.label = "cat"
+    read = tn.loads(pool.dumps({"a": image}))["a"]
+    assert type(read) is _Image and read.label == "cat" and read.sum() == 1000
+    wrapped = tn.loads(pool.dumps(TwoTensor(torch.ones(1000), torch.zeros(1000))))
+    assert type(wrapped) is TwoTensor and wrapped.a.sum() == 1000
+
+
+try:
+    import torch
+
+    class _Image(torch.Tensor):
+        pass
+except ImportError:
+    pass
+
+
+def test_other_libraries_get_their_own_kinds(pool):
+    jax = pytest.importorskip("jax")
+    arrow = pytest.importorskip("pyarrow")
+    for n in (0, 3, 5000):
+        ours = tn.asarray(np.arange(4.0 * n).reshape(n, 4))
+        for one in (ours, ours.T, ours[::2], tn.zeros((n,), "bfloat16"), tn.zeros((n, 2), "float4_e2m1fn")):
+            read = tn.loads(pool.dumps(one))
+            assert type(read) is tn.NDArray and read.dtype == one.dtype and read.shape == one.shape
+        assert (tn.loads(pool.dumps(ours.T)).numpy() == ours.T.numpy()).all()
+        jaxes = jax.numpy.arange(2.0 * n).reshape(n, 2)
+        read = tn.loads(pool.dumps(jaxes))
+        assert isinstance(read, jax.Array) and read.dtype == jaxes.dtype and (read == jaxes).all()
+        buffer = arrow.py_buffer(b"x" * n)
+        table = arrow.table({"a": np.arange(n), "b": ["x"] * n})
+        assert tn.loads(pool.dumps([buffer, table])) == [buffer, table]
+
+
+def test_arrays_inside_of_other_objects_are_those_beside_them(pool):
+    a = np.arange(5000)
+    one = Labelled(a=a, parts=[a, {"k": a}])
+    one.itself = one
+    read = tn.loads(pool.dumps({"one": one, "a": a, "again": one}))
+    assert read["one"] is read["again"] is read["one"].itself
+    assert read["one"].a is read["a"] is read["one"].parts[1]["k"] and same(read["a"], a)
+    assert pool.stats()["used"] <= 64 << 10  # and the elements were sent once
+
+
+def test_small_arrays_travel_in_the_message(pool):
+    before = pool.stats()["used"]
+    message = pool.dumps({"x": np.zeros(31), "y": Labelled(x=np.zeros(31))})
+    assert pool.stats()["used"] == before
+    assert tn.loads(message)["y"].x.shape == (31,)
+    assert pool.dumps({"x": np.zeros(32)}) and pool.stats()["used"] > before
+
+
+# -------------------------------------------------------------------------- who may write, and the end
+
+
+def test_a_sent_array_ends(pool):
+    x = pool.empty((100, 10), "i4")
+    x.numpy()[...] = 7
+    message = pool.dumps({"x": x, "part": x[:3], "again": x})
+    with pytest.raises(tn.MovedError):
+        x.numpy()
+    read = tn.loads(message)
+    assert read["x"] is read["again"] and read["x"].numpy().sum() == 7000
+    read["x"].numpy()[...] = 1  # handed over: both are on one memory
+    assert read["part"].numpy().sum() == 30
+
+
+def test_a_view_keeps_its_array_from_being_sent(pool):
+    x, other = pool.empty(1000), pool.empty(1000)
+    view = x.numpy()
+    view[...] = 3
+    with pytest.raises(tn.LeaseEscaped, match=r"test_tensor_pool\.py"):
+        pool.dumps([other, x, np.zeros(5000)])
+    used = pool.stats()
+    assert used["messages"] == 0 and used["blocks"] == 2
+    other[...] = 1  # both are as they were
+    del view
+    assert tn.loads(pool.dumps(x)).numpy().sum() == 3000
+
+
+def test_a_view_in_a_cycle_that_nothing_uses_does_not_count(pool):
+    x = pool.empty(1000)
+    cycle = [x.numpy()]
+    cycle.append(cycle)
+    del cycle
+    assert pool.dumps(x)
+
+
+def test_frozen_arrays_are_sent_repeatedly(pool):
+    x = pool.empty(1000)
+    x[...] = 2
+    frozen = pool.freeze(x)
+    with pytest.raises(tn.MovedError):
+        x.numpy()
+    messages = [pool.dumps({"x": frozen}) for _ in range(3)]
+    assert pool.stats()["blocks"] == 1
+    for message in messages:
+        read = tn.loads(message)["x"]
+        read.numpy()[...] = 9  # on pages of its own
+        assert frozen.numpy().sum() == 2000
+    with pytest.raises(ValueError, match="read-only"):
+        frozen.numpy()[0] = 1
+
+
+def test_put_copies(pool):
+    data = np.arange(1000.0)
+    x = pool.put(data)
+    data[...] = 0
+    assert x.numpy()[999] == 999 and tn.loads(pool.dumps(x)).numpy()[999] == 999
+
+
+def test_several_readers_do_not_see_each_others_writes(pool):
+    torch = pytest.importorskip("torch")
+    message = pool.dumps({"a": np.ones(5000), "t": torch.ones(5000)}, opens=3)
+
+    def write():
+        read = tn.loads(message)
+        read["a"] += 1
+        read["t"].mul_(5)
+        return read["a"].sum() + float(read["t"].sum())
+
+    assert in_child(write) == in_child(write) == 5000 * 7
+    read = tn.loads(message)
+    assert read["a"].sum() == 5000 and read["t"].sum() == 5000
+
+
+def test_readers_may_ask_for_read_only_arrays(pool):
+    torch = pytest.importorskip("torch")
+    message = pool.dumps({"a": np.ones(5000), "small": np.ones(3), "t": torch.ones(5000)}, opens=2)
+    read = tn.loads(message, writable=False)
+    for name in ("a", "small"):
+        with pytest.raises(ValueError, match="read-only"):
+            read[name][0] = 1
+    read["t"].zero_()  # PyTorch has no read-only tensors: a copy
+    assert tn.loads(message)["t"].sum() == 5000
+
+
+def test_a_received_read_only_array_is_sent_on_without_a_copy(pool):
+    frozen = pool.freeze(pool.put(np.ones(100_000)))
+    message = pool.dumps(frozen, opens=2)
+
+    def pass_on():
+        own = tn.TensorPool("1 MiB", inline=0, linger=0)
+        read = tn.loads(message, writable=False)
+        sent = own.dumps(read, opens=None)
+        used = own.stats()["used"]
+        return used, tn.loads(sent, writable=False).numpy().sum()
+
+    assert in_child(pass_on) == (0, 100_000)
+
+
+# ------------------------------------------------------------------------------------------- lifetime
+
+
+def test_memory_is_free_after_the_last_view_in_every_process(pool):
+    message = pool.dumps({"x": np.ones(MiB)})
+    assert pool.stats()["used"] >= 8 * MiB
+    read = tn.loads(message)["x"]
+    part = read[5:9]
+    del read
+    gc.collect()
+    assert pool.stats()["used"] >= 8 * MiB
+    assert part.sum() == 4
+    del part
+    await_true(lambda: pool.stats()["used"] == 0)
+
+
+def test_a_message_is_opened_as_often_as_it_says(pool):
+    message = pool.dumps(np.ones(5000), opens=2)
+
+    def opened():
+        first = tn.loads(message, writable=False)
+        return first.sum() + tn.loads(message, writable=False).sum()  # the second one is free
+
+    assert in_child(opened) == in_child(opened) == 10_000
+    with pytest.raises(tn.MessageGone) as raised:
+        tn.loads(message)
+    assert raised.value.reason == "opened"
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert (type(copied), copied.reason, str(copied)) == (tn.MessageGone, "opened", str(raised.value))
+    unlimited = pool.dumps(np.ones(5000), opens=None)
+    for _ in range(4):
+        in_child(tn.loads, unlimited)
+    assert tn.loads(unlimited).sum() == 5000
+
+
+def test_messages_are_revoked_by_tag(pool):
+    kept = pool.dumps(np.ones(5000), tag="kept")
+    opened = pool.dumps(np.ones(5000), tag=17, opens=2)
+    read = tn.loads(opened)
+    gone = [pool.dumps(np.ones(5000), tag=17) for _ in range(3)]
+    assert pool.revoke(tag=17) == 4 and pool.revoke(tag=17) == 0
+    for message in gone:
+        with pytest.raises(tn.MessageGone) as raised:
+            in_child(tn.loads, message)
+        assert raised.value.reason == "revoked"
+    assert read.sum() == 5000 and tn.loads(kept).sum() == 5000
+    one = pool.dumps(np.ones(5000))
+    assert pool.revoke(message=one) == 1 and pool.revoke(message=one) == 0
+    del read
+    await_true(lambda: pool.stats()["used"] == 0)
+
+
+def test_a_deadline_ends_a_message(pool):
+    message = pool.dumps(np.ones(5000), timeout=0.05)
+    await_true(lambda: pool.stats()["used"] == 0)
+    with pytest.raises(tn.MessageGone) as raised:
+        tn.loads(message)
+    assert raised.value.reason == "expired"
+    short = tn.TensorPool("1 MiB", timeout=0.0, linger=0)
+    with pytest.raises(tn.MessageGone):
+        tn.loads(short.dumps({"x": 1}))
+    assert tn.loads(short.dumps({"x": 1}, timeout=None)) == {"x": 1}
+
+
+def test_a_message_ends_with_its_receivers(pool):
+    child = subprocess.Popen(["sleep", "600"])
+    message = pool.dumps(np.ones(5000), receivers=child.pid)
+    other = pool.dumps(np.ones(5000), receivers=[child.pid, os.getpid()])
+    child.kill()
+    child.wait()
+    await_true(lambda: pool.stats()["messages"] == 1)
+    with pytest.raises(tn.MessageGone) as raised:
+        tn.loads(message)
+    assert raised.value.reason == "receivers gone"
+    assert tn.loads(other).sum() == 5000
+
+
+def test_messages_outlive_the_pool_object():
+    pool = tn.TensorPool("1 MiB", inline=0, linger=0)
+    messages = [pool.dumps(np.ones(1000)), pool.dumps({"k": 1})]
+    del pool
+    gc.collect()
+    assert tn.loads(messages[0]).sum() == 1000 and tn.loads(messages[1]) == {"k": 1}
+
+
+def test_a_killed_sender_takes_what_nobody_has_opened():
+    def send(pipe):
+        pool = tn.TensorPool("4 MiB", inline=0, linger=0)
+        pipe.send_bytes(pool.dumps(np.ones(5000)))
+        pipe.send_bytes(pool.dumps(np.ones(5000)))
+        signal.pause()
+
+    here, there = fork.Pipe()
+    child = fork.Process(target=send, args=(there,))
+    child.start()
+    read = tn.loads(here.recv_bytes())
+    unopened = here.recv_bytes()
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+
+    def is_gone():
+        try:
+            in_child(tn.loads, unopened)
+        except tn.MessageGone as error:
+            return error.reason == "sender gone"
+
+    await_true(is_gone)
+    assert read.sum() == 5000
+
+
+def test_a_killed_receiver_gives_its_memory_back(pool):
+    message = pool.dumps(np.ones(5000))
+    pid = os.fork()
+    if pid == 0:
+        read = tn.loads(message)
+        os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(int(read[0]))
+    os.waitpid(pid, 0)
+    await_true(lambda: pool.stats()["used"] == 0)
+
+
+SENDER = """
+import sys, numpy as np, tenon as tn
+pool = tn.TensorPool("4 MiB", inline=0, linger={linger})
+sys.stdout.buffer.write(pool.dumps(np.ones(5000)))
+sys.stdout.buffer.flush()
+"""
+
+
+def test_a_process_waits_at_its_end_for_messages_that_are_not_opened():
+    child = subprocess.Popen(
+        [sys.executable, "-c", SENDER.format(linger=SECONDS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    data = child.stdout.read(1)
+    while len(data) < 56 or len(data) < 56 + sum(np.frombuffer(data[8:48], "u8")) + 32:
+        data += child.stdout.read1()
+    assert child.poll() is None
+    assert tn.loads(data).sum() == 5000
+    assert child.wait(SECONDS) == 0
+    assert b"not opened" in child.stderr.read()
+
+
+def test_a_process_does_not_wait_longer_than_it_says():
+    command = [sys.executable, "-c", SENDER.format(linger=0)]
+    done = subprocess.run(command, capture_output=True, timeout=SECONDS)
+    assert done.returncode == 0 and b"are lost" in done.stderr
+    with pytest.raises(tn.MessageGone) as raised:
+        tn.loads(done.stdout)
+    assert raised.value.reason == "sender gone"
+
+
+def _send_and_end(queue):
+    pool = tn.TensorPool("4 MiB", inline=0, linger=SECONDS)
+    queue.put(pool.dumps({"x": np.ones(5000)}))
+    queue.put(pool.dumps({"small": 1}))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_child_of_multiprocessing_passes_its_messages_to_its_parent(method):
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_send_and_end, args=(queue,))
+    child.start()
+    messages = [queue.get(), queue.get()]
+    child.join(SECONDS)
+    assert child.exitcode == 0
+    assert tn.loads(messages[0])["x"].sum() == 5000 and tn.loads(messages[1]) == {"small": 1}
+
+
+def test_a_forked_child_gets_a_pool_of_its_own(pool):
+    x = pool.empty(1000)
+    x[...] = 3
+    used = pool.stats()["used"]
+
+    def use():
+        assert pool.stats()["used"] == 0
+        message = pool.dumps({"x": np.ones(5000), "parents": x})
+        read = tn.loads(message)
+        return read["x"].sum() + float(read["parents"].numpy().sum())
+
+    assert in_child(use) == 8000
+    assert pool.stats()["used"] == used and x.numpy().sum() == 3000
+
+
+# ------------------------------------------------------------------------------------------- a full pool
+
+
+def test_a_full_pool_raises_and_names_the_holders(pool):
+    held = pool.empty(60 * MiB, "u1")
+    with pytest.raises(MemoryError, match=str(os.getpid())):
+        pool.dumps(np.zeros(MiB), when_full="raise")
+    with pytest.raises(MemoryError):
+        pool.empty(8 * MiB, "u1", when_full="raise")
+    assert tn.loads(pool.dumps(np.ones(MiB), when_full="inline")).sum() == MiB
+    assert pool.stats()["messages"] == 0 and held.nbytes
+    with pytest.raises(MemoryError, match="the pool has"):
+        pool.dumps(np.zeros(9 * MiB))  # no wait would help
+
+
+def test_a_full_pool_waits_for_a_release(pool):
+    held = [pool.empty(60 * MiB, "u1")]
+    sent = []
+    thread = threading.Thread(target=lambda: sent.append(pool.dumps(np.ones(MiB))))
+    thread.start()
+    await_true(lambda: pool.stats()["waiting"] == 1)
+    held.clear()
+    thread.join(SECONDS)
+    assert tn.loads(sent[0]).sum() == MiB
+
+
+def test_a_sender_waits_for_a_record_of_its_message(pool):
+    messages = []
+    with pytest.raises(MemoryError, match="have not ended"):
+        for _ in range(100_000):
+            messages.append(pool.dumps(None, when_full="raise"))
+    thread = threading.Thread(target=lambda: messages.append(pool.dumps(None)))
+    thread.start()
+    time.sleep(0.01)
+    tn.loads(messages[0])
+    thread.join(SECONDS)
+    assert tn.loads(messages[-1]) is None
+    for message in messages[1:-1]:
+        tn.loads(message)
+
+
+def test_asyncio_waits_for_room_without_blocking_the_loop(pool):
+    async def main():
+        held = [pool.empty(60 * MiB, "u1")]
+        calls = pool.adumps(np.ones(MiB)), pool.aput(np.ones(MiB))
+        waiting = [asyncio.create_task(call) for call in calls]
+        for _ in range(10):
+            await asyncio.sleep(0.002)  # the loop runs
+        assert not any(task.done() for task in waiting)
+        held.clear()
+        message, array = await asyncio.gather(*waiting)
+        with pytest.raises(MemoryError):
+            await pool.adumps(np.ones(9 * MiB))
+        return tn.loads(message).sum() + array.numpy().sum()
+
+    assert asyncio.run(main()) == 2 * MiB
+
+
+# --------------------------------------------------------------------------------------- hostile bytes
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+def test_nothing_is_unpickled_of_bytes_that_no_process_of_the_user_has_made(pool):
+    good = pool.dumps(Labelled(x=1))
+    pickled = pickle.dumps(_Evil(), 5)
+    sizes = np.frombuffer(good[8:48], "u8").copy()
+    begin = 56 + int(sizes[:3].sum())
+    sizes[3] = len(pickled)
+    forged = good[:8] + sizes.tobytes() + good[48:begin] + pickled + good[-32:]
+    with pytest.raises(ValueError, match="was changed"):
+        tn.loads(forged)
+    with pytest.raises(ValueError, match="arrays_only"):
+        tn.loads(good, arrays_only=True)
+    assert tn.loads(good).x == 1
+
+
+def test_changed_messages_give_an_error(pool):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    message = pool.dumps({"x": np.ones(5000), "y": Labelled(z=np.ones(3)), "w": [1, "a"]}, opens=None)
+    cases = [message[:n] for n in range(len(message))] + [message + b"x", b"", b"x" * 100]
+    for _ in range(3000):
+        changed = bytearray(message)
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        cases.append(bytes(changed))
+    for data in cases:
+        with pytest.raises((ValueError, FileNotFoundError, tn.MessageGone)):
+            tn.loads(data)
+    assert tn.loads(bytearray(message))["x"].sum() == 5000
+    assert tn.loads(memoryview(message))["w"] == [1, "a"]
+
+
+def test_handles_are_messages_of_one_array(pool):
+    handle = pool.handle(np.arange(5000), opens=2, tag="x")
+    assert tn.open(handle).sum() == 12_497_500
+    assert in_child(lambda: tn.open(handle, writable=False).sum()) == 12_497_500
+    with pytest.raises(TypeError, match="a handle is of an array"):
+        pool.handle({"x": 1})
+
+
+INVALID = {
+    ValueError: [
+        lambda pool: tn.TensorPool("8 XB"),
+        lambda pool: tn.TensorPool(-1),
+        lambda pool: tn.TensorPool(1 << 20, when_full="never"),
+        lambda pool: pool.dumps(1, opens=0),
+        lambda pool: pool.dumps(1, timeout=-1),
+        lambda pool: pool.dumps(1, receivers=[]),
+        lambda pool: pool.dumps(1, tag=""),
+        lambda pool: pool.dumps(1, when_full="never"),
+    ],
+    TypeError: [
+        lambda pool: tn.TensorPool(1.5),
+        lambda pool: pool.dumps(1, tag=1.5),
+        lambda pool: pool.revoke(),
+        lambda pool: pickle.dumps(pool),
+        lambda pool: tn.loads("text"),
+        lambda pool: tn.loads(pool.dumps(1), writable=1),
+    ],
+    pickle.PicklingError: [lambda pool: pool.dumps(test_sizes_are_bytes_or_texts.__code__)],
+}
+
+
+@pytest.mark.parametrize("error", INVALID)
+def test_invalid_arguments_are_refused(pool, error):
+    for call in INVALID[error]:
+        with pytest.raises((error, TypeError) if error is pickle.PicklingError else error):
+            call(pool)
+
+
+def test_sizes_are_bytes_or_texts():
+    from tenon._ipc.pool import nbytes_from
+
+    texts = {"8 GiB": 8 << 30, "512 MB": 512_000_000, "1.5 KiB": 1536, "7": 7, "64MiB": 64 << 20, "3 B": 3}
+    assert {text: nbytes_from(text, "n") for text in texts} == texts
