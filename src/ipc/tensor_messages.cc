@@ -446,7 +446,7 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
       return arrays;
     }
   }
-  // Nobody writes the memory: the sender has given it to its readers. Arrays on one block share it after this.
+  // Nobody writes the memory: the sender has given it to its readers. Arrays on one block share the copy.
   std::map<const Storage*, Ref<Storage>> copies;
   for (size_t i = 0; i < arrays.size(); ++i) {
     Array& shared = *arrays[i];
