@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <new>
@@ -17,6 +18,7 @@
 #include "base/os.h"
 #include "ipc/arena.h"
 #include "ipc/channel_state.h"
+#include "ipc/message_table.h"
 #include "ipc/participant.h"
 
 namespace tenon::impl {
@@ -71,6 +73,7 @@ class Inspection {
     look_at_creator();
     for (uint32_t b = 0; b < used; ++b) look_at_block(b);
     look_for_channel();
+    look_at_messages();
     report_.kind = kind();
   }
 
@@ -227,6 +230,41 @@ class Inspection {
     array->arena = std::move(arena);
   }
 
+  void look_at_messages() {
+    if (header_.messages == 0) return;
+    const auto head = std::make_unique<FileBytes>(sizeof(PoolHead));
+    memory_.read(pool_head_at(header_.blocks), head->data(), sizeof(PoolHead));
+    const uint32_t used =
+        std::min(look(reinterpret_cast<const PoolHead*>(head->data())->records_used), header_.messages);
+    if (used == 0) return;
+    const auto bytes = std::make_unique<FileBytes>(used * sizeof(MessageRecord));
+    memory_.read(messages_at(header_.blocks), bytes->data(), bytes->size());
+    const auto* const records = reinterpret_cast<const MessageRecord*>(bytes->data());
+    const int64_t now = now_ns();
+    for (uint32_t i = 0; i < used; ++i) {
+      const MessageRecord& record = records[i];
+      const uint64_t word = look(record.word);
+      if (MessageWord::status(word) != MessageStatus::kLive) continue;
+      MessageReport message;
+      message.record = i;
+      message.nbytes = record.nbytes.load(std::memory_order_relaxed);
+      if (MessageWord::opens(word) != MessageWord::kNoLimit) message.opens_left = MessageWord::opens(word);
+      message.age_ns = age_of(record.since_ns.load(std::memory_order_relaxed));
+      const int64_t until = record.until_ns.load(std::memory_order_relaxed);
+      if (until != 0) message.left_ns = std::max<int64_t>(until - now, 0);
+      const uint64_t keeper = look(record.keeper);
+      if (keeper == 0) {
+        message.keeper = header_.creator_pid;
+      } else if (const auto at = pids_.find(Keeper::participant(keeper)); at != pids_.end()) {
+        message.keeper = at->second;
+      }
+      message.site = site_of(record);
+      message.is_handed_over = record.is_handed_over.load(std::memory_order_relaxed) != 0;
+      report_.messages.push_back(std::move(message));
+    }
+    std::ranges::sort(report_.messages, std::greater(), &MessageReport::age_ns);
+  }
+
   void look_for_channel() {
     if (header_.blocks < 2 || report_.arrays.empty() || report_.arrays[0].block != 0) return;
     const std::unique_ptr<FileBytes> mark = bytes_of(report_.arrays[0], sizeof kChannelMark);
@@ -276,6 +314,7 @@ class Inspection {
 
   const char* kind() const {
     if (report_.channel) return "channel";
+    if (header_.messages != 0) return "tensor pool";
     if (header_.has_named_array == 0) return "pool";
     return !report_.arrays.empty() && report_.arrays[0].arena ? "arena" : "array";
   }

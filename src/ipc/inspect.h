@@ -107,6 +107,18 @@ struct ChannelReport {
   std::vector<Consumer> consumers;
 };
 
+// A message of a tensor pool that has not ended.
+struct MessageReport {
+  uint32_t record = 0;
+  uint64_t nbytes = 0;
+  int64_t opens_left = -1;      // -1: no limit
+  int64_t age_ns = -1;          // -1: unknown
+  int64_t left_ns = -1;         // of its time limit; -1: none
+  uint32_t keeper = 0;          // the process that keeps it; 0: unknown
+  std::string site;             // the line that has sent it; "": unknown
+  bool is_handed_over = false;  // the sender has kept nothing
+};
+
 struct SegmentReport {
   std::string file;    // the name of the memory file
   std::string damage;  // "": none; else only the members above `created_ns` are valid
@@ -118,12 +130,13 @@ struct SegmentReport {
   uint32_t opened_of_pid = 0;            // the process through which it was opened,
   int opened_fd = -1;                    // and its descriptor there
   int64_t created_ns = 0;                // since 1970
-  const char* kind = "unknown";          // "pool", "array", "arena", "channel"
+  const char* kind = "unknown";          // "pool", "tensor pool", "array", "arena", "channel"
   ProcessReport creator;
   std::vector<PlaceReport> places;
   std::vector<ArrayReport> arrays;
   std::vector<LeaseReport> leases;
   std::optional<ChannelReport> channel;
+  std::vector<MessageReport> messages;  // the oldest first
 };
 
 // A memory file that processes of this user have open.

@@ -133,6 +133,19 @@ static void write_json(Json& json, const ChannelReport& channel) {
   });
 }
 
+static void write_json(Json& json, const MessageReport& message) {
+  json.value([&] {
+    json.member("record", message.record)
+        .member("nbytes", message.nbytes)
+        .member("opens_left", unless(-1, message.opens_left))
+        .member("age_ns", unless(-1, message.age_ns))
+        .member("left_ns", unless(-1, message.left_ns))
+        .member("pid", unless(0, message.keeper))
+        .member("site", not_empty(message.site))
+        .member("handed_over", message.is_handed_over);
+  });
+}
+
 // The members with which each segment begins.
 static Json& write_title(Json& json, const SegmentReport& segment) {
   return json.member("id", not_empty(segment.id))
@@ -153,7 +166,8 @@ void write_json(Json& json, const SegmentReport& segment) {
         .member("participants", segment.places)
         .member("arrays", segment.arrays)
         .member("leases", segment.leases)
-        .member("channel", segment.channel);
+        .member("channel", segment.channel)
+        .member("messages", segment.messages);
   });
 }
 

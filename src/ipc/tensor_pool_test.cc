@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/clock.h"
+#include "ipc/inspect.h"
 #include "ipc/message.h"
 #include "ipc/peer_testing.h"
 #include "tenon/tenon.h"
@@ -400,6 +400,28 @@ TEST(TensorPool, ADroppedPoolKeepsItsMessages) {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // a sweep
   EXPECT_EQ(peer.ask("open " + hex(message)), "ok");
   EXPECT_EQ(peer.ask("first"), "6");
+}
+
+TEST(TensorPool, ItsMessagesAreSeenWithTheLineThatSentThem) {
+  Pool pool;
+  const Bytes message = pool.send_new(1 << 20, 1, 2), over = pool.send_new(4096, 1);
+  MessageHead head;
+  std::memcpy(&head, message.data(), sizeof head);
+  const std::vector<ArrayPtr> opened = open(message, TENON_READONLY), last = open(over);
+  const std::vector<SegmentReport> all = inspect();
+  const auto seen = std::ranges::find(all, text_of(head.segment), &SegmentReport::id);
+  ASSERT_NE(seen, all.end());
+  EXPECT_EQ(seen->damage, "");
+  EXPECT_STREQ(seen->kind, "tensor pool");
+  ASSERT_EQ(seen->messages.size(), 1U);
+  const MessageReport& report = seen->messages[0];
+  EXPECT_EQ(report.nbytes, 1U << 20);
+  EXPECT_EQ(report.opens_left, 1);
+  EXPECT_EQ(report.left_ns, -1);
+  EXPECT_EQ(report.keeper, static_cast<uint32_t>(getpid()));
+  EXPECT_EQ(report.site, "serve.py:12");
+  EXPECT_FALSE(report.is_handed_over);
+  EXPECT_EQ(tenon_message_revoke(message.data(), message.size(), nullptr), TENON_OK);
 }
 
 TEST(TensorPool, TheKeyIsOfThePool) {

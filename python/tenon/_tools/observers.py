@@ -240,6 +240,21 @@ def _lines(segment: Facts) -> Iterator[str | Table]:
     for array in segment["arrays"]:
         yield from _notes(array)
     yield Table(
+        ("MESSAGE", "PID", "BYTES", "OPENS LEFT", "ENDS IN", "AGE", "SENT AT"),
+        [
+            (
+                message["record"],
+                "-" if message["pid"] is None else message["pid"],
+                message["nbytes"],
+                "any" if message["opens_left"] is None else message["opens_left"],
+                _age(message["left_ns"]),
+                _age(message["age_ns"]),
+                plain(message["site"] or "-"),
+            )
+            for message in segment["messages"]
+        ],
+    )
+    yield Table(
         ("LEASE", "PID", "MODE", "BYTES", "AGE"),
         [
             (

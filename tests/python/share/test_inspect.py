@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 from other_process import Other, files_open, maps
 
@@ -298,7 +299,7 @@ def test_an_arena_is_shown_with_the_layout_that_it_holds(label):
 
 KEYS = {
     "segment": "id name kind damaged file nbytes committed_nbytes created_ns creator processes participants "
-    "arrays leases channel",
+    "arrays leases channel messages",
     "process": "pid command alive stopped",
     "participant": "place state pid command alive stopped age_ns",
     "array": "block begin nbytes dtype shape version users handles more_handles deaths arena",
@@ -309,6 +310,7 @@ KEYS = {
     "channel": "damaged mode when_full fields sent received dropped deaths slots producers consumers "
     "sent_per_s received_per_s dropped_per_s",
     "slot": "state sequence holders",
+    "message": "record nbytes opens_left age_ns left_ns pid site handed_over",
     "consumer": "pid cursor",
     "feed": "file damaged pid command alive over nbytes rows slots slot_nbytes workers processes "
     "fills_per_s rows_per_s",
@@ -325,6 +327,8 @@ def test_the_names_of_the_document_s_members_stay(other, label):
     with channel.loan():
         pass
     item = channel.recv()
+    pool = tn.TensorPool("1 MB", inline=0)
+    message = pool.dumps(np.zeros(1000), tag="kept")
     other.ask("a = tn.attach(name); lease = a.lease('w')", name=label)
     other.kill()
     with pytest.raises(FileNotFoundError):
@@ -344,7 +348,7 @@ def test_the_names_of_the_document_s_members_stay(other, label):
         check("segment", found)
         if found["creator"]:
             check("process", found["creator"])
-        for kind in ("process", "participant", "array", "lease"):
+        for kind in ("process", "participant", "array", "lease", "message"):
             for value in found[{"process": "processes"}.get(kind, kind + "s")]:
                 check(kind, value)
         for array in found["arrays"]:
@@ -364,8 +368,10 @@ def test_the_names_of_the_document_s_members_stay(other, label):
             for value in values:
                 check(kind, value)
     assert met >= set(KEYS) - {"death"}
+    assert "test_inspect.py:" in command("ls"), "the line that has sent the message"
+    pool.revoke("kept")
     feed.close()
-    del again, lease, item, arena
+    del again, lease, item, arena, message
 
 
 def test_looking_joins_nothing_and_leaves_nothing_here(label):
