@@ -20,16 +20,21 @@ int64_t until(int64_t timeout_ns) noexcept {
   return __builtin_add_overflow(now_ns(), timeout_ns, &until_ns) ? INT64_MAX : std::max<int64_t>(until_ns, 1);
 }
 
-// A process keeps the message: its sender, or the one that has taken it over.
-bool is_kept(const Segment& segment, const MessageRecord& record) noexcept {
+// A process that has taken the message over lives.
+bool has_keeper(const Segment& segment, const MessageRecord& record) noexcept {
   const uint64_t keeper = look(record.keeper);
-  if (keeper == 0) return segment.is_creator_alive();
+  if (keeper == 0) return false;
   const Control& control = segment.control();
   const uint32_t participant = Keeper::participant(keeper);
   return participant < kParticipants && control.has_place(participant) &&
          control.place(participant).generation.load(std::memory_order_relaxed) ==
              Keeper::generation(keeper) &&
          look(control.place(participant).state) == PlaceState::kLive && is_alive(control, participant);
+}
+
+// The sender keeps it, too, as long as it lives: the other one may die before.
+bool is_kept(const Segment& segment, const MessageRecord& record) noexcept {
+  return segment.is_creator_alive() || has_keeper(segment, record);
 }
 
 [[noreturn]] void throw_gone(MessageStatus why, const MessageHead& message) {
@@ -314,7 +319,7 @@ uint32_t TensorPools::count_live() {
   };
   const auto count_own = [&](Live& live) {
     const MessageRecord& record = live.segment->message(live.record);
-    if (look(record.keeper) == 0 || !is_kept(*live.segment, record)) count(live);
+    if (!has_keeper(*live.segment, record)) count(live);
   };
   for (auto& [id, own] : own_) std::ranges::for_each(own->live, count_own);
   std::ranges::for_each(kept_, count);

@@ -493,6 +493,26 @@ TEST(TensorPoolCrash, AProcessThatIsKilledAtAnyStoreOfAnOpenLeaksNothing) {
   EXPECT_TRUE(pool.becomes_empty());
 }
 
+// Oracle: as long as the sender lives, it keeps the message, whatever becomes of a process that takes it over.
+TEST(TensorPoolCrash, AProcessThatIsKilledAtAnyStoreOfATakeOverEndsNoMessage) {
+  Pool pool;
+  bool has_lived = false;
+  for (int store = 1; !has_lived; ++store) {
+    ASSERT_LT(store, 500);
+    const Bytes message = pool.send_new(1 << 20, 1);
+    Peer keeper({"keeper"}, store);
+    try {
+      has_lived = keeper.ask("keep " + hex(message)) == "1";
+    } catch (const std::runtime_error&) {
+      has_lived = false;
+    }
+    keeper.kill();
+    Outcome outcome;
+    ASSERT_EQ(open(message, 0, &outcome).size(), 1U) << store << ": " << outcome.message;
+  }
+  EXPECT_TRUE(pool.becomes_empty());
+}
+
 // Oracle: a sender that is killed at any store leaves no message that can be opened.
 TEST(TensorPoolCrash, AMessageOfASenderThatIsKilledAtAnyStoreIsGone) {
   bool has_lived = false;
