@@ -493,7 +493,7 @@ TEST(TensorPoolCrash, AProcessThatIsKilledAtAnyStoreOfAnOpenLeaksNothing) {
   EXPECT_TRUE(pool.becomes_empty());
 }
 
-// Oracle: as long as the sender lives, it keeps the message, whatever becomes of a process that takes it over.
+// Oracle: as long as the sender lives, it keeps the message, even if a process dies that takes it over.
 TEST(TensorPoolCrash, AProcessThatIsKilledAtAnyStoreOfATakeOverEndsNoMessage) {
   Pool pool;
   bool has_lived = false;
