@@ -260,6 +260,11 @@ TEST(TensorPool, TheMemoryOfADeadReceiverComesBack) {
   });
   EXPECT_TRUE(pool.empty(6 << 20, -1, &outcome)) << outcome.message;
   killer.join();
+  Peer other({"other"});
+  EXPECT_EQ(other.ask("open " + hex(pool.send_new(6 << 20, 1))), "ok");
+  other.kill();
+  EXPECT_TRUE(pool.empty(6 << 20, 0, &outcome))
+      << "a death that has happened needs no wait: " << outcome.message;
 }
 
 TEST(TensorPool, AWaitForRoomEndsWithTheReleaseOfAnotherProcess) {
@@ -439,6 +444,12 @@ TEST(TensorPool, TheKeyIsOfThePool) {
 TEST(TensorPool, BytesOfOthersAreRefused) {
   Pool pool;
   const Bytes message = pool.send_new(4096, 1, 0);
+  for (size_t n = 0; n < message.size(); ++n) {
+    Outcome outcome;
+    EXPECT_TRUE(
+        open(Bytes(message.begin(), message.begin() + static_cast<ptrdiff_t>(n)), 0, &outcome).empty());
+    EXPECT_EQ(outcome.status, TENON_ERR_VALUE) << n;
+  }
   std::srand(1);
   for (int i = 0; i < 3000; ++i) {
     Bytes bad = message;
