@@ -121,7 +121,7 @@ class TensorPool:
         self._idle = nbytes_from(idle, "idle")
         self._timeout = None if timeout is None else seconds(timeout, "timeout", ", or None")
         self._linger = seconds(linger, "linger")
-        self._room = threading.Lock()  # a message takes all of its blocks, or none
+        self._room = threading.RLock()  # a message takes all of its blocks, or none; a handler may send, too
         self._native: _core.NativePool | None = None
         self._here()
         _pools.add(self)
@@ -211,7 +211,7 @@ class TensorPool:
             A tensor requires grad and is no leaf.
         """
         limits = self._limits(opens, tag, timeout, receivers)
-        policy = self._policy(when_full)
+        policy = self.when_full if when_full is None else _policy(when_full)
         message = self._plain(value, limits)
         if message is None:
             draft = _Draft(self, value)
@@ -253,7 +253,8 @@ class TensorPool:
     def _plain(self, value: Any, limits: _Limits) -> bytes | None:
         """The message of an object that needs no pickle and no room in the pool, if it can be sent now."""
         try:
-            return self._here().dumps_plain(value, self.inline, *limits)
+            native = self._native or self._here()
+            return native.dumps_plain(value, self.inline, *limits)
         except MemoryError:
             return None
 
@@ -335,20 +336,17 @@ class TensorPool:
 
     def _without_views(self, arrays: list[NDArray], call: Any) -> Any:
         """The result of a call that moves arrays of the pool, which fails while views of them exist."""
-        native = self._here()
         try:
-            return call(native)
-        except (LeaseConflict, LeaseEscaped):
-            pass
-        gc.collect()  # views in reference cycles that nothing uses
-        settle(is_error_near=True)
+            return call(self._here())
+        except LeaseConflict:
+            gc.collect()  # views in reference cycles that nothing uses
+            settle(is_error_near=True)
         try:
-            return call(native)
-        except (LeaseConflict, LeaseEscaped) as error:
+            return call(self._here())
+        except LeaseConflict as error:
             where = where_views_are_kept(arrays)
-            raise LeaseEscaped(
-                f"a view of an array of the pool still exists{where}, so nothing was sent: {error}"
-            ) from None
+            text = f"a view of an array of the pool still exists{where}, so the array stays: {error}"
+            raise LeaseEscaped(text) from None
 
 
 def _pauses() -> Iterator[float]:
@@ -526,7 +524,7 @@ def _begin_child() -> None:
     _most_linger = None
     for pool in list(_pools):
         pool._native = None
-        pool._room = threading.Lock()
+        pool._room = threading.RLock()
 
 
 call_at_process_end(_end)
