@@ -297,6 +297,14 @@ TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_a
  * Fails as that, and with BUFFER (TENON_COPY_NEVER, and it must be copied). \since 0.6 */
 TENON_API tenon_status tenon_array_lazy_copy(tenon_array* array, int32_t copy, tenon_array** out,
                                              tenon_error* error);
+/* Gives the read-only arrays in a shared mapping lazy copies, too. The caller has mapped a memory file from
+ * offset on, and adopts arrays there. It promises that nobody writes to the bytes of a read-only one as long
+ * as it or a lazy copy of it exists. Keeps a descriptor of its own. Release it after the last of these
+ * arrays. Fails with VALUE, NO_MEMORY, SYSTEM (no descriptor is left). \since 0.6 */
+typedef struct tenon_lent tenon_lent;
+TENON_API tenon_status tenon_mapping_lend(int fd, uint64_t offset, const void* data, uint64_t nbytes,
+                                          tenon_lent** out, tenon_error* error);
+TENON_API void tenon_lent_release(tenon_lent* lent);
 TENON_API uint64_t tenon_item_sequence(const tenon_item* item); /* counts from 1; 0: not sent yet */
 TENON_API void tenon_item_retain(tenon_item* item);
 /* The slot becomes free when the last reference, array and view of the item is gone, in any order. */

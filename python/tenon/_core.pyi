@@ -968,6 +968,11 @@ def from_buffer(obj: Any, dtype: DTypeLike, shape: int | Sequence[int] | None = 
 
 def from_pointer(address: int, shape: int | Sequence[int], dtype: DTypeLike, strides: Sequence[int] | None, owner: Any, deleter: Callable[[], object] | None, readonly: _bool) -> NDArray: ...
 
+class NativeLentMapping:
+    """A shared mapping whose read-only arrays have lazy copies."""
+
+    def __init__(self, mapping: object, fd: int, offset: int, address: object, nbytes: int) -> None: ...
+
 def statistics() -> dict[str, int]:
     """
     What lives in this process, for tests and leak checks: storages, regions, heap_nbytes, views.

@@ -89,8 +89,13 @@ void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept;
 // Memory that is committed later comes from this NUMA node. Fails with kValue.
 void bind_to_node(std::byte* address, size_t nbytes, int node);
 
+// The same open file, with a descriptor of its own, which exec closes. Fails with kSystem (no descriptor is
+// left, or this is none).
+File copy_of(int fd);
+
 // Maps a range of a memory file so that a page becomes a copy of this process when it writes there. Commits
-// nothing. The mapping does not keep the locks of the file's description. Null: the system refuses it.
+// nothing. The mapping does not keep the locks of the file's description. Null: the system refuses it, or the
+// file has huge pages, of which few may be left for the copies.
 std::byte* map_private(const File& file, size_t offset, size_t nbytes) noexcept;
 // Of whole pages of such a mapping: this process has written to the first one (true: or this is not known).
 bool is_written(const std::byte* address) noexcept;

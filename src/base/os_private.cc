@@ -5,14 +5,18 @@
 // frame numbers do.
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 
+#include "base/error.h"
 #include "base/os.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -54,11 +58,20 @@ bool drop(std::byte* address, size_t nbytes) noexcept {
 
 }  // namespace
 
+File copy_of(int fd) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (copy >= 0) return File(copy).keep();
+  const int error = errno;
+  check_descriptors(error);
+  throw_error(Code::kSystem, "the file descriptor ", fd, " cannot be copied: ", std::strerror(error));
+}
+
 std::byte* map_private(const File& file, size_t offset, size_t nbytes) noexcept {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", file.fd());
   const File own(file.fd() >= 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1);
-  if (!own) return nullptr;
+  struct statfs about{};
+  if (!own || fstatfs(own.fd(), &about) != 0 || about.f_type == HUGETLBFS_MAGIC) return nullptr;
   // After mlockall(MCL_FUTURE), the system would copy all pages of a writable mapping at once.
   void* const mapped =
       mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, own.fd(), static_cast<off_t>(offset));

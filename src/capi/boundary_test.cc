@@ -92,6 +92,7 @@ const std::map<std::string, Call>& entries() {
       ENTRY(tenon_item_put_back),
       ENTRY(tenon_item_array),
       ENTRY(tenon_array_lazy_copy),
+      ENTRY(tenon_mapping_lend),
       ENTRY(tenon_view_open),
       ENTRY(tenon_lease_acquire),
       ENTRY(tenon_lease_request),

@@ -3,11 +3,26 @@
 // The section "channels" of share.h.
 #include "ipc/channel.h"
 
+#include <memory>
+#include <utility>
+
 #include "capi/boundary.h"
 #include "capi/lease.h"
+#include "ipc/lazy_copy.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
 using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
+
+struct tenon_lent {
+  tenon_lent(os::File copy, uint64_t offset, uint64_t nbytes) noexcept
+      : file(std::move(copy)), pages(file, offset, nbytes) {}
+  tenon_lent(const tenon_lent&) = delete;
+  tenon_lent& operator=(const tenon_lent&) = delete;
+  ~tenon_lent() { LentMappings::instance().remove(pages); }
+
+  const os::File file;
+  PrivatePages pages;
+};
 
 namespace {
 
@@ -150,10 +165,28 @@ tenon_status tenon_array_lazy_copy(tenon_array* array, int32_t copy, tenon_array
     not_null(out, "out");
     if (copy != TENON_COPY_IF_NEEDED && copy != TENON_COPY_NEVER)
       throw_error(Code::kValue, "tenon_array_lazy_copy: copy is ", copy, ", not a mode for it");
-    Ref<Array> made = Item::lazy_copy(*unwrap(array), copy == TENON_COPY_IF_NEEDED);
+    Ref<Array> made = lazy_copy(*unwrap(array), copy == TENON_COPY_IF_NEEDED);
     *out = made ? capi::wrap(std::move(made)) : nullptr;
   });
 }
+
+tenon_status tenon_mapping_lend(int fd, uint64_t offset, const void* data, uint64_t nbytes, tenon_lent** out,
+                                tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(data, "data");
+    not_null(out, "out");
+    const auto is_at_page = [](uint64_t at) { return at % os::page_nbytes() == 0; };
+    if (nbytes == 0 || !is_at_page(offset) || !is_at_page(reinterpret_cast<uintptr_t>(data)))
+      throw_error(Code::kValue, "tenon_mapping_lend: ", nbytes, " bytes from byte ", offset,
+                  " of a file are no mapping: a mapping begins with a page");
+    auto lent = std::make_unique<tenon_lent>(os::copy_of(fd), offset, nbytes);
+    if (!LentMappings::instance().add(static_cast<const std::byte*>(data), nbytes, {&lent->pages, 0, true}))
+      throw_error(Code::kValue, "tenon_mapping_lend: the mapping is lent already");
+    *out = lent.release();
+  });
+}
+
+void tenon_lent_release(tenon_lent* lent) { delete lent; }
 
 tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out, tenon_error* error) {
   return guarded(error, [&] {

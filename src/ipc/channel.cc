@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/prefetch.h"
 #include "ipc/ending_pace.h"
+#include "ipc/lazy_copy.h"
 #include "ipc/openings.h"
 #include "ipc/slot_gate.h"
 #include "ipc/watcher.h"
@@ -133,8 +134,11 @@ void Channel::open_slots() {
   if (gate == nullptr) throw_no_channel(*memory_);  // an array lies over the slots
   gate_ = gate;
   openings_ = &gate->openings();
-  // A child does not hold the items of its parent.
-  if (PrivatePages* const pages = segment_->private_pages()) pages->copy_at_forks();
+  if (PrivatePages* const pages = segment_->private_pages()) {
+    pages->copy_at_forks();  // a child does not hold the items of its parent
+    const auto at = static_cast<uint64_t>(slots.data() - segment_->data());
+    (void)LentMappings::instance().add(slots.data(), slots.size(), {pages, at});
+  }
   Memory memory;
   memory.gate = gate_;
   memory.nbytes = memory.extent_nbytes = nbytes;

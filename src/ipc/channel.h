@@ -200,10 +200,6 @@ class Item {
   // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex, and with
   // kLeaseConflict (the item was sent, or this is a forked child).
   Ref<Array> array(int32_t index);
-  // A writable array with the elements of a read-only array of an item. Nobody else sees what is written to
-  // it. A large one keeps the item and lies in PrivatePages; else it is a copy. Null: the array is not of
-  // such an item. Fails as copy(), and with kBuffer (it would be a copy, and may_copy is false).
-  static Ref<Array> lazy_copy(const Array& array, bool may_copy);
   // Of a received or sent item; 0: a loan.
   uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
   Channel& channel() const noexcept { return *channel_; }
@@ -217,7 +213,6 @@ class Item {
   friend class Channel;
   struct Sending;
   struct Making;
-  struct PrivateUse;
   explicit Item(Ref<Channel> channel) noexcept : channel_(std::move(channel)) {}
   void begin(const char* site) noexcept;
   [[gnu::cold]] void begin_span(const char* site) noexcept;

@@ -3,7 +3,6 @@
 // Items: their arrays, and how they are sent and put back.
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -229,60 +228,6 @@ Ref<Array> Item::array(int32_t index) {
   if (has_ended_.load(std::memory_order_relaxed)) Making::throw_sent();
   return Array::over(std::move(storage), field.dtype, Dims(field.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
-}
-
-// The owner of a lazy copy.
-struct Item::PrivateUse {
-  Ref<Item> item;
-  PrivatePages& pages;
-  std::byte* const bytes;
-
-  PrivateUse(Ref<Item> of, PrivatePages& in, std::byte* at) noexcept
-      : item(std::move(of)), pages(in), bytes(at) {}
-  PrivateUse(const PrivateUse&) = delete;
-  PrivateUse& operator=(const PrivateUse&) = delete;
-  ~PrivateUse() { pages.end(bytes); }
-};
-
-Ref<Array> Item::lazy_copy(const Array& array, bool may_copy) {
-  // To open and to end private pages takes as long as to copy so much.
-  constexpr uint64_t kLeastNbytes = uint64_t{512} << 10;
-  auto* const item = static_cast<Item*>(array.storage().owner_with(release_array));
-  if (item == nullptr || !item->is_readonly_) return {};
-  const HostCall call("copy", {{array, Access::kRead}});
-  const Extent extent = array.extent();
-  const uint64_t nbytes = extent.end - extent.begin;
-  Segment& segment = *item->channel_->segment_;
-  PrivatePages* const pages = segment.private_pages();
-  const bool is_shared_by_elements = array.desc().nbytes > nbytes;
-  std::unique_ptr<PrivateUse> use;
-  if (pages != nullptr && !is_shared_by_elements && (nbytes >= kLeastNbytes || !may_copy)) {
-    const uint64_t begin = extent.begin - reinterpret_cast<uintptr_t>(segment.data());
-    if (std::byte* const bytes = pages->open(begin, nbytes)) {
-      try {
-        use = std::make_unique<PrivateUse>(Ref<Item>::share(item), *pages, bytes);
-      } catch (const std::bad_alloc&) {
-        pages->end(bytes);
-        throw;
-      }
-    }
-  }
-  if (!use) {
-    if (may_copy) return copy(array, array.dtype());
-    throw_error(Code::kBuffer, "the read-only array of shape ", shape_text(array.shape()),
-                " has no writable memory without a copy of its elements");
-  }
-  Memory memory;
-  memory.data = memory.extent = use->bytes;
-  memory.nbytes = memory.extent_nbytes = nbytes;
-  memory.owner = use.get();
-  memory.deleter = [](void* owner) { delete static_cast<PrivateUse*>(owner); };
-  Layout layout = array.layout();
-  layout.data = use->bytes + (array.data() - reinterpret_cast<std::byte*>(extent.begin));
-  layout.flags &= ~uint32_t{TENON_READONLY};
-  Ref<Storage> storage = Storage::adopt(memory);
-  (void)use.release();
-  return Array::make(std::move(storage), layout);
 }
 
 }  // namespace tenon::impl

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "ipc/deaths.h"
+#include "ipc/lazy_copy.h"
 #include "ipc/process_lock.h"
 
 namespace tenon::impl {
@@ -123,8 +124,7 @@ void Segment::map(bool is_writable, int node) {
   data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
   is_writable_ = is_writable;
-  if (!is_on_device() && header_.page_nbytes == os::page_nbytes())
-    private_pages_ = std::make_unique<PrivatePages>(file_, header_.data_at, data_nbytes());
+  if (!is_on_device()) private_pages_ = std::make_unique<PrivatePages>(file_, header_.data_at, data_nbytes());
 }
 
 // Reads and checks where the memory is: others may overwrite it later. Fails with kValue.
@@ -175,6 +175,7 @@ ProcessLock& Segment::set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lo
 }
 
 Segment::~Segment() {
+  if (private_pages_) LentMappings::instance().remove(*private_pages_);
   memory_.reset();  // while the place shows the creator that this process uses the memory
   if (participant_) participant_->leave();
   if (name_) {

@@ -79,7 +79,7 @@ class Segment {
   // Fails with kSystem.
   void make_writable();
 
-  // Of the data. Null: they lie in huge pages or on a device.
+  // Of the data. Null: they lie on a device.
   PrivatePages* private_pages() noexcept { return private_pages_.get(); }
   // Processes send its blocks by messages, and take no turns on them.
   bool is_tensor_pool() const noexcept { return header_.messages != 0; }

@@ -642,9 +642,11 @@ void Segments::before_fork() noexcept {
   }
   lock_.lock();
   forks_.before(open_);
+  LentMappings::instance().before_fork();
 }
 
 void Segments::after_fork() noexcept {
+  LentMappings::instance().after_fork();
   forks_.after(open_);
   const bool is_awaited = !forks_.is_empty();
   lock_.unlock();
@@ -652,6 +654,7 @@ void Segments::after_fork() noexcept {
 }
 
 void Segments::become_child() noexcept {
+  LentMappings::instance().after_fork();
   forget_watch();
   open_.become_child();
   tensor_pools_->become_child();

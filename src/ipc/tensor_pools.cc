@@ -19,7 +19,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr size_t kSomeBlocks = 64;  // that other processes use, and that one allocation looks at
+constexpr size_t kBlocksAtOnce = 64;  // that other processes use, and that one allocation looks at
 constexpr int64_t kIdleBeforeTrimNs = 1'000'000'000;
 constexpr int64_t kLookAgainNs = 10'000'000;  // while a thread waits for room
 constexpr uint64_t kStep = 64 * 1024;         // in which memory is allocated
@@ -191,7 +191,7 @@ AllocatedBlock TensorPools::allocate(Own& own, uint64_t nbytes, bool is_thorough
   segments_.look_at_ended_uses();
   if (!is_thorough) {
     look_at(own, false);
-    (void)own.allocator.free_unused(kSomeBlocks);
+    (void)own.allocator.free_unused(kBlocksAtOnce);
   }
   const auto attempt = [&] {
     try {

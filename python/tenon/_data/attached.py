@@ -18,7 +18,7 @@ from .. import _core
 from .._array.creation import from_pointer
 from .._array.fields import Fields
 from .._array.share import HEAD_MARK
-from .._core import NDArray, Schema
+from .._core import NativeLentMapping, NDArray, Schema
 from .._errors import OwnerDied, TenonError, is_of_user, log
 from .._ipc.channel import Channel, Received
 from .._ipc.channel import _open as open_channel
@@ -511,13 +511,14 @@ class _Slots:
             if not 0 < about["nbytes"] <= os.fstat(fd).st_size - self._at:
                 raise ValueError(f"feed {name!r} has slots that do not lie in the memory of process {pid}")
             access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-            self._mapping = mmap.mmap(
-                fd, about["nbytes"], flags=mmap.MAP_SHARED, prot=access, offset=self._at, **_WITHOUT_FILE
+            self._nbytes: int = about["nbytes"]
+            mapping = mmap.mmap(
+                fd, self._nbytes, flags=mmap.MAP_SHARED, prot=access, offset=self._at, **_WITHOUT_FILE
             )
+            self._address: int = np.frombuffer(mapping, "u1").ctypes.data
+            self._lent = NativeLentMapping(mapping, fd, self._at, self._address, self._nbytes)
         finally:
             os.close(fd)
-        self._address: int = np.frombuffer(self._mapping, "u1").ctypes.data
-        self._nbytes: int = about["nbytes"]
         self._is_readonly = not is_writable
 
     def array(self, place: int, shape: list[int], dtype: Any, owner: Any) -> NDArray:

@@ -216,3 +216,51 @@ def test_threads_take_lazy_copies_at_once(channel):
         thread.join()
     assert wrong == []
     assert (item.x.numpy() == 5).all()
+
+
+def fill(batch):
+    batch.x[...] = batch.index + 1
+    batch.y[...] = batch.index + 1
+
+
+TRAIN = """
+def run(name):
+    with tn.Feed.attach(name, wait=600) as feed:
+        values = []
+        for batch in feed:
+            x = batch.x.torch()
+            values.append([float(batch.x.numpy().min()), float(x.min()), float(x.max())])
+            x += 100
+            torch.from_dlpack(batch.y, copy=False).fill_(7)
+            values[-1] += [float(batch.x.numpy().max()), float(batch.y.numpy().max())]
+            del x, batch
+        return values
+"""
+
+
+def test_batches_of_an_attached_feed_have_lazy_copies(reader):
+    name = f"tenon.test.lazy.{os.getpid()}"
+    schema = {"x": ("f4", (256, 1024)), "y": ("f4", (256, 1024))}
+    feed = tn.Feed(fill, schema, batches=12, slots=3, shared=name)
+    with feed, feed.serve("broadcast", consumers=2, background=True):
+        reader.ask(TRAIN)
+        reader.start("run(name)", name=name)
+        names = {"tn": tn, "torch": torch}
+        exec(TRAIN, names)
+        expected = [[float(number)] * 5 for number in range(1, 13)]
+        assert names["run"](name) == expected
+        assert reader.answer() == expected
+
+
+def test_a_lazy_copy_keeps_the_batch_of_an_attached_feed():
+    name = f"tenon.test.lazy.kept.{os.getpid()}"
+    schema = {"x": ("f4", (256, 1024)), "y": ("f4", (256, 1))}
+    feed = tn.Feed(fill, schema, batches=20, slots=4, shared=name)
+    with feed, feed.serve("broadcast", background=True), tn.Feed.attach(name) as attached:
+        batches = iter(attached.torch())
+        first = next(batches)[0]
+        for x, _ in batches:
+            x.fill_(9)
+            assert bool((first == 1).all())
+            first[0] = 1
+    assert bool((first == 1).all()), "also after the end of the feed"
