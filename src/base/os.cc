@@ -330,6 +330,7 @@ bool punch(const File& file, size_t offset, size_t nbytes) noexcept {
                                       static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
 }
 
+// Without MAP_NORESERVE, the system would set huge pages aside for the parts of the file that have no memory.
 std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment) {
   // Reserves more addresses than needed, then maps the file at the first aligned address.
   const size_t reserved = nbytes + alignment;
@@ -342,7 +343,7 @@ std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable,
   const uintptr_t at = round_up(begin, alignment);
   void* const mapped =
       mmap(reinterpret_cast<void*>(at), nbytes, is_writable ? PROT_READ | PROT_WRITE : PROT_READ,
-           MAP_SHARED | MAP_FIXED, file.fd(), static_cast<off_t>(offset));
+           MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file.fd(), static_cast<off_t>(offset));
   const int error = errno;
   const auto unmap_range = [](uintptr_t from, uintptr_t to) {
     if (to > from) munmap(reinterpret_cast<void*>(from), to - from);
@@ -413,8 +414,8 @@ bool reopen(const File& file) noexcept {
 
 bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept {
   const int protection = is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  return mmap(address, nbytes, protection, MAP_SHARED | MAP_FIXED, file.fd(), static_cast<off_t>(offset)) !=
-         MAP_FAILED;
+  return mmap(address, nbytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file.fd(),
+              static_cast<off_t>(offset)) != MAP_FAILED;
 }
 
 void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept {

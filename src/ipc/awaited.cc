@@ -31,9 +31,9 @@ constinit std::atomic<int64_t> reported_ms{0};
 constexpr uint64_t kNumber = 0xffff;
 uint64_t lease_of(uint32_t grant, uint64_t state, uint64_t ticket) noexcept {
   const uint64_t block = GrantState::block(state);
-  return (ticket + 1) << 36 | (block & 0xfff) << 24 | uint64_t{grant & 0xff} << 16;
+  return (ticket + 1) << 38 | (block & 0x3fff) << 24 | uint64_t{grant & 0xff} << 16;
 }
-static_assert(kGrants <= 0xff && kMostBlocks <= 0x1000);
+static_assert(kGrants <= 0xff && kMostBlocks <= 0x4000);
 
 void write_note(Place& place, uint64_t lease, const std::string& text) noexcept {
   Note& note = place.note;

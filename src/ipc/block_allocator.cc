@@ -47,6 +47,7 @@ AllocatedBlock BlockAllocator::allocate(uint64_t nbytes) {
   Nodes nodes, rest;
   if (has_before || has_after) nodes = make_nodes();
   if (has_before && has_after) rest = make_nodes();
+  segment_.commit_block(block);
   allocation.is_fresh = commit(allocation.begin, end);
   if (block == used_.size()) {
     used_.emplace_back();

@@ -431,7 +431,7 @@ bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
     for (size_t w = 0; w < std::size(holders); ++w) holders[w] |= look(slot_states_[i].holders[w]);
   }
   bool is_complete = true;
-  for (uint32_t p = 0; p < kParticipants; ++p) {
+  for (uint32_t p = 0; p < segment_->control().used_places(); ++p) {
     const bool is_holder = (holders[p / 64] >> (p % 64) & 1) != 0;
     if (p == self || (look(state_->ends[p].roles) == 0 && !is_holder)) continue;
     (void)reap(segment_->control(), p);  // also one whose death the kernel could not mark

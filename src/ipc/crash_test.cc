@@ -151,13 +151,13 @@ Left what_is_left() {
   Segments::instance().visit([&](Segment& segment) {
     const Control& control = segment.control();
     reap_all(control);
-    for (uint32_t p = 0; p < kParticipants; ++p) {
+    for (uint32_t p = 0; p < control.used_places(); ++p) {
       if (!control.has_place(p)) continue;
       const Place& place = control.place(p);
       left.participants += look(place.state) != PlaceState::kFree ? 1 : 0;
       for (const Grant& r : place.grants) left.grants += GrantState::is_lease(look(r.state)) ? 1 : 0;
     }
-    for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
+    for (uint32_t i = 0; i < control.used_blocks(); ++i) {
       const Block& block = control.block(i);
       left.blocks += look(block.state) == BlockState::kUsed ? 1 : 0;
       visit_bits(block.users, [&](uint32_t) { ++left.users; });
@@ -179,9 +179,9 @@ std::string text_of_places() {
   std::string text;
   Segments::instance().visit([&](Segment& segment) {
     const Control& control = segment.control();
-    for (uint32_t p = 0; p < kParticipants; ++p) {
+    for (uint32_t p = 0; p < control.used_places(); ++p) {
       std::string users;
-      for (uint32_t i = 0; i < control.blocks; ++i)
+      for (uint32_t i = 0; i < control.used_blocks(); ++i)
         users += has_bit(control.block(i).users, p) ? concat(" ", i) : "";
       if (!control.has_place(p) || (users.empty() && look(control.place(p).state) == PlaceState::kFree))
         continue;

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -149,6 +150,14 @@ void take_part_in_many(Lines& lines, const std::string& name, int count) {
   sleep_for_ever();
 }
 
+void read_until_told(Lines& lines, const std::string& handle) {
+  const api::Array x = api::open(bytes_of(handle));
+  const api::Lease lease(x, api::Access::kRead, 0, kPatience);
+  lines.say("held");
+  std::string line;
+  (void)lines.hear(&line);
+}
+
 // Says "held", or why it cannot use the array.
 void use_with_denied_call(Lines& lines, const std::string& name, long number, int error) {
   deny(number, error);
@@ -171,6 +180,7 @@ int be_victim(const std::vector<std::string>& words) {
   if (words[0] == "exec") run_another_program(lines, words[1]);
   if (words[0] == "child") leave_a_child(lines, words[1]);
   if (words[0] == "many") take_part_in_many(lines, words[1], std::stoi(words[2]));
+  if (words[0] == "reader") read_until_told(lines, words[1]);
   if (words[0] == "denied") use_with_denied_call(lines, words[1], std::stol(words[2]), std::stoi(words[3]));
   return 0;
 }
@@ -318,6 +328,37 @@ TEST_F(ManySegments, ADeathIsCollectedInEach) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (places() != 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(10ms);
   EXPECT_EQ(places(), 0U);
+}
+
+// More readers than the system can wait for at once. Two thirds of them are killed.
+TEST(ManyProcesses, TakeTurnsAndDieInPlacesThatAreUsedAgain) {
+  constexpr size_t kProcesses = 300;
+  const api::Array x = api::zeros_shared({64}, kByte);
+  const std::string handle = hex(api::send(x));
+  Segment* segment = nullptr;
+  Segments::instance().visit([&](Segment& s) { segment = &s; });
+  ASSERT_NE(segment, nullptr);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::unique_ptr<Peer>> readers;
+    for (size_t i = 0; i < kProcesses; ++i)
+      readers.push_back(std::make_unique<Peer>(std::vector<std::string>{"reader", handle}));
+    for (const auto& reader : readers) ASSERT_EQ(heard(*reader), "held");
+    EXPECT_EQ(try_write(x, 20ms).code, TENON_ERR_TIMEOUT);
+    for (size_t i = 0; i < kProcesses; ++i) {
+      if (i % 3 != 0) {
+        readers[i]->kill();
+      } else {
+        readers[i]->say("go");
+      }
+    }
+    EXPECT_EQ(try_write(x, kPatience).code, TENON_OK);
+  }
+  const uint32_t places = segment->control().used_places();
+  EXPECT_GT(places, kProcesses);
+  EXPECT_LT(places, kParticipants) << "the places of the first ones are used again";
+  os::FileFacts facts;
+  ASSERT_TRUE(os::facts_of(segment->file(), &facts));
+  EXPECT_LE(facts.committed_nbytes, places * kPlaceStride + (256 << 10));
 }
 
 // --------------------------------------------------------------------------------------------- denied calls

@@ -148,7 +148,7 @@ void join_two(const Control& control, Place& place, Grant& death, Place& other) 
 // Calls visit(place) with each place that no process has, under its lock, until it returns true.
 template <class Visit>
 void visit_ended_places(const Control& control, uint32_t except, Visit visit) noexcept {
-  for (uint32_t p = 0; p < kParticipants; ++p) {
+  for (uint32_t p = 0; p < control.used_places(); ++p) {
     if (p == except || !control.has_place(p) || look(control.place(p).state) != PlaceState::kFree) continue;
     if (!control.places->try_lock(p)) continue;
     const bool is_over = look(control.place(p).state) == PlaceState::kFree && visit(control.place(p));

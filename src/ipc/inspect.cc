@@ -65,11 +65,11 @@ class Inspection {
   void run() {
     read_header();
     copy_ = std::make_unique<FileBytes>(control_end(header_.blocks));
-    control_ = {copy_->data(), header_.blocks, nullptr};
-    memory_.read(0, copy_->data(), kPlacesAt);
+    control_ = {copy_->data(), header_.blocks, nullptr, header_.places_at};
+    memory_.read(0, copy_->data(), kBlocksAt);
     const uint32_t used = control_.used_blocks();
     memory_.read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
-    for (uint32_t p = 0; p < kParticipants; ++p) look_at_place(p);
+    for (uint32_t p = 0; p < control_.used_places(); ++p) look_at_place(p);
     look_at_creator();
     for (uint32_t b = 0; b < used; ++b) look_at_block(b);
     look_for_channel();
@@ -83,7 +83,7 @@ class Inspection {
       throw_error(Code::kValue,
                   "it is not sealed: it is being created, or its creator has died before the end");
     }
-    if (report_.nbytes < kPlacesAt || !os::read_at(memory_.file, 0, &header_, sizeof header_)) {
+    if (report_.nbytes < kBlocksAt || !os::read_at(memory_.file, 0, &header_, sizeof header_)) {
       throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", report_.nbytes,
                   " bytes");
     }
@@ -96,7 +96,8 @@ class Inspection {
   void look_at_place(uint32_t p) {
     if (!control_.has_place(p)) return;
     const Place& place = control_.place(p);
-    memory_.read(kPlacesAt + p * kPlaceStride, copy_->data() + kPlacesAt + p * kPlaceStride, sizeof place);
+    const uint64_t at = header_.places_at + p * kPlaceStride;
+    memory_.read(at, copy_->data() + at, sizeof place);
     const PlaceState state = look(place.state);
     const bool is_taken = state == PlaceState::kReserved || state == PlaceState::kLive;
     look_at_grants(p, place, is_taken);
@@ -185,7 +186,7 @@ class Inspection {
     std::map<uint32_t, uint32_t> counts;
     for (const auto& entry : block.sent) {
       const uint32_t number = look(entry);
-      if (number != 0) ++counts[(number & 0xff) - 1];
+      if (number != 0) ++counts[SentNumber::participant(number)];
     }
     for (const auto& [p, count] : counts) {
       array->sent.push_back({p, pids_.contains(p) ? pids_[p] : 0, count});

@@ -92,13 +92,13 @@ void check(const Header& header, size_t file_nbytes) {
   check_is(header.checksum, checksum_of(header), "the sum over its header");
   check_is<uint64_t>(header.total_nbytes, file_nbytes, "its size");
   check_is(header.lives_at, kLivesAt, "the offset of its lives");
-  check_is(header.places_at, kPlacesAt, "the offset of its places");
   check_is(header.blocks_at, kBlocksAt, "the offset of its blocks");
   check_is(header.participants, kParticipants, "its number of participants");
   check_is(header.grants, kGrants, "its number of grants");
   if (header.blocks == 0 || header.blocks > kMostBlocks) {
     throw_damaged(concat("it has ", header.blocks, " blocks"));
   }
+  check_is(header.places_at, places_at(header.blocks), "the offset of its places");
   if ((header.required & kOnDevice) != 0) {
     if (header.blocks != 1)
       throw_damaged(concat("it has ", header.blocks, " blocks on a device: it may have 1"));

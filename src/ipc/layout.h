@@ -5,8 +5,8 @@
 //   header          constant after creation; any process may have written it, so it is copied, then checked
 //   lives           one robust mutex for each participant, which wakes other processes when its process
 //                   begins to end; the lock of the place (place_locks.h) shows that the process has ended
-//   places          what each participant holds and waits for; written by it, or by the process that reaps it
 //   blocks          one for each storage: its lock, and the participants that use it
+//   places          what each participant holds and waits for; written by it, or by the process that reaps it
 //   messages        of a tensor pool: one record for each message (message_table.h)
 //   data            the bytes
 //
@@ -33,9 +33,9 @@ constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
 constexpr uint16_t kMajor = 3;  // a segment with another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
-constexpr uint32_t kParticipants = 128;
+constexpr uint32_t kParticipants = 512;
 constexpr uint32_t kGrants = 160;  // leases of one process on one segment at a time
-constexpr uint32_t kMostBlocks = 4096;
+constexpr uint32_t kMostBlocks = 16384;
 constexpr uint32_t kMostAxes = 64;
 constexpr size_t kMostNameBytes = 100;
 
@@ -206,44 +206,59 @@ struct alignas(64) Block {
   std::atomic<uint64_t> nbytes;
   std::atomic<uint64_t> next_ticket;
   std::atomic<uint64_t> version;
-  Mask users;    // participants that have the storage
-  Mask present;  // places that may have grants on this block
-  Mask waiting;  // participants that may have waiting grants on this block
+  Mask users;         // participants that have the storage
+  Mask present;       // places that may have grants on this block
+  Mask waiting;       // participants that may have waiting grants on this block
+  Mask sent_more_by;  // participants that sent the handles of sent_more
   // The numbers of handles that were pickled and not opened yet, 0: no handle. They end with their sender.
   std::atomic<uint32_t> sent[kSent];
-  Mask sent_more_by;  // participants that sent the handles of sent_more
 };
-static_assert(sizeof(Block) <= 320);
+constexpr size_t kBlockStride = 448;
+static_assert(sizeof(Block) == kBlockStride);
 
 constexpr uint32_t count_of_sent_more(uint64_t word) noexcept { return static_cast<uint32_t>(word); }
 
 // The number of a handle identifies its sender. 0: none.
 struct SentNumber {
+  static constexpr uint32_t kSenderBits = 10;
+  static constexpr uint32_t kSender = (1u << kSenderBits) - 1;
+  static_assert(kParticipants < kSender);
   static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
-    return nth << 8 | (participant + 1);
+    return nth << kSenderBits | (participant + 1);
   }
+  static constexpr uint32_t participant(uint32_t number) noexcept { return (number & kSender) - 1; }
   // The number of the same handle after another participant has taken it over.
   static constexpr uint32_t by(uint32_t number, uint32_t participant) noexcept {
-    return (number & ~0xffu) | (participant + 1);
+    return (number & ~kSender) | (participant + 1);
   }
-  static constexpr bool is_same(uint32_t a, uint32_t b) noexcept { return a >> 8 == b >> 8; }
+  static constexpr bool is_same(uint32_t a, uint32_t b) noexcept {
+    return a >> kSenderBits == b >> kSenderBits;
+  }
   static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
-    return (number & 0xff) == participant + 1;
+    return (number & kSender) == participant + 1;
   }
 };
-static_assert(kParticipants < 0xff);
-constexpr size_t kBlockStride = 320;
 
-// The offsets of the parts. The blocks begin and end on a page, the data begin on a huge page.
+// The offsets of the parts. Each begins and ends on a page, the data begin on a huge page. The memory of
+// lives, of the blocks of an allocator and of places is allocated when they are first used, so no process
+// reads those that were never used.
 constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
-// In the page of the header, after it: the blocks from this number on were never used.
+// In the page of the header, after it: the blocks from this number on were never used,
 constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
+constexpr uint64_t kPlacesUsedAt = kBlocksUsedAt + 8;  // and the places
 static_assert(sizeof(Header) <= kBlocksUsedAt);
-constexpr uint64_t kPlacesAt = round_up(kLivesAt + kParticipants * sizeof(Life), kPage);
-constexpr uint64_t kBlocksAt = kPlacesAt + kParticipants * kPlaceStride;
-constexpr uint64_t control_end(uint32_t blocks) noexcept {
+constexpr uint64_t kBlocksAt = kLivesAt + kParticipants * sizeof(Life);
+static_assert(kBlocksAt % kPage == 0);
+constexpr uint64_t places_at(uint32_t blocks) noexcept {
   return round_up(kBlocksAt + blocks * kBlockStride, kPage);
 }
+constexpr uint64_t control_end(uint32_t blocks) noexcept {
+  return places_at(blocks) + kParticipants * kPlaceStride;
+}
+constexpr uint32_t kLivesInPage = kPage / sizeof(Life);
+// So many blocks of an allocator get their memory at once.
+constexpr uint32_t kBlockStep = 64;
+static_assert(kBlockStep * kBlockStride % kPage == 0);
 
 // ------------------------------------------------------------------------------------------- stores
 

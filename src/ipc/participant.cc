@@ -84,7 +84,7 @@ uint64_t Control::nbytes_of(const Header& header) noexcept {
 
 Control Control::map(const os::File& file, const Header& header, PlaceLocks* places) {
   const uint64_t page = std::max<uint64_t>(header.page_nbytes, os::page_nbytes());
-  return {os::map(file, 0, nbytes_of(header), true, page), header.blocks, places};
+  return {os::map(file, 0, nbytes_of(header), true, page), header.blocks, places, header.places_at};
 }
 
 std::atomic<uint32_t>& life_word(Life& life) noexcept {
@@ -145,7 +145,7 @@ bool reap(const Control& control, uint32_t participant) noexcept {
 namespace {
 
 void reap_all(const Control& control, int64_t patience_ns, bool only_marked = false) noexcept {
-  for (uint32_t i = 0; i < kParticipants; ++i) {
+  for (uint32_t i = 0; i < control.used_places(); ++i) {
     const bool may_live = only_marked && !is_dead(look(life_word(control.life(i))));
     if ((!may_live && reap(control, i)) || !is_abandoned(control, i, patience_ns)) continue;
     if (!control.places->try_lock(i)) continue;  // the child has taken it
@@ -187,7 +187,7 @@ uint32_t Participant::take_any_place(const os::File& file) {
     }
   }
   // Deaths that were not healed may take the grants of places that no process has.
-  for (uint32_t i = 0; i < kParticipants; ++i) {
+  for (uint32_t i = 0; i < control_.used_places(); ++i) {
     if (!control_.has_place(i) || look(control_.place(i).state) != PlaceState::kFree) continue;
     if (!control_.places->try_lock(i)) continue;
     if (look(control_.place(i).state) == PlaceState::kFree) join_deaths(control_, i);
@@ -206,9 +206,14 @@ bool Participant::take_place(uint32_t i, const os::File& file) {
   if (is_reserved() || !control_.places->try_lock(i)) return false;
   try {
     if (!control_.has_place(i)) {
-      os::commit(file, kPlacesAt + i * kPlaceStride, kPlaceStride, "a place in a shared segment");
+      const uint64_t lives = kLivesAt + i / kLivesInPage * kPage;
+      if (i >= kLivesInPage) os::commit(file, lives, kPage, "a place in a shared segment");
+      os::commit(file, control_.places_at + i * kPlaceStride, kPlaceStride, "a place in a shared segment");
       // pairs with: Control::has_place, "memory of a place"
       publish(control_.life(i).has_place, 1u);
+      uint32_t used = look(control_.places_used());
+      while (used <= i && !exchange(control_.places_used(), used, i + 1)) {
+      }
     }
   } catch (...) {
     control_.places->unlock(i);

@@ -23,6 +23,7 @@ struct Control {
   std::byte* base = nullptr;
   uint32_t blocks = 0;
   PlaceLocks* places = nullptr;  // null: this is a copy that is only read
+  uint64_t places_at = 0;
 
   // Maps it. Fails with kNoMemory, kSystem.
   static Control map(const os::File& file, const Header& header, PlaceLocks* places);
@@ -31,16 +32,21 @@ struct Control {
 
   Life& life(uint32_t i) const noexcept { return reinterpret_cast<Life*>(base + kLivesAt)[i]; }
   Place& place(uint32_t i) const noexcept {
-    return *reinterpret_cast<Place*>(base + kPlacesAt + i * kPlaceStride);
+    return *reinterpret_cast<Place*>(base + places_at + i * kPlaceStride);
   }
   std::atomic<uint32_t>& blocks_used() const noexcept {
     return *reinterpret_cast<std::atomic<uint32_t>*>(base + kBlocksUsedAt);
   }
   // The blocks from this number on were never used.
   uint32_t used_blocks() const noexcept { return std::min(look(blocks_used()), blocks); }
+  std::atomic<uint32_t>& places_used() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kPlacesUsedAt);
+  }
+  // The places from this number on were never used. They, and perhaps their lives, have no memory.
+  uint32_t used_places() const noexcept { return std::min(look(places_used()), kParticipants); }
   bool has_place(uint32_t i) const noexcept {
     // pairs with: Participant::take_place, "memory of a place"
-    return look(life(i).has_place) != 0;
+    return i < used_places() && look(life(i).has_place) != 0;
   }
   Block& block(uint32_t i) const noexcept {
     return *reinterpret_cast<Block*>(base + kBlocksAt + i * kBlockStride);

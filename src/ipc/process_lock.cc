@@ -247,7 +247,6 @@ GrantId ProcessLock::begin(Request& request, const RequestPart& part) noexcept {
 
 ProcessLock::GrantResult ProcessLock::try_grant(GrantId grant, bool ignores_death, Blockers* blockers,
                                                 Conflict* conflict) noexcept {
-  static_assert(std::size(Blockers().participants) >= kParticipants - 1, "there is room for all others");
   Participant& self = segment_.participant();
   const Control& control = segment_.control();
   Block& b = block();
@@ -293,8 +292,11 @@ ProcessLock::GrantResult ProcessLock::try_grant(GrantId grant, bool ignores_deat
         is_holder_granted = is_granted;
         describe(place, other, &conflict->holder);
       }
-      if (!is_in_way) return;
-      const size_t i = blockers->count++;
+      // Of more blockers than the system can wait for, some are left out: this is called again when the
+      // others have gone.
+      const bool is_full = blockers->count == std::size(blockers->participants);
+      if (!is_in_way || (is_full && !is_named)) return;
+      const size_t i = is_full ? 0 : blockers->count++;
       std::atomic<uint32_t>& life = life_word(control.life(p));
       blockers->participants[i] = p;
       blockers->words[i + 1] = {&life, note_sleeper(life)};
@@ -378,7 +380,7 @@ void ProcessLock::free_grant(GrantId grant) noexcept {
 // Whether a process has another place in the segment than this one.
 bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noexcept {
   const Control& control = segment_.control();
-  for (uint32_t p = 0; p < kParticipants; ++p) {
+  for (uint32_t p = 0; p < control.used_places(); ++p) {
     if (p == participant || !control.has_place(p)) continue;
     const Place& place = control.place(p);
     if (look(place.state) == PlaceState::kLive && place.pid.load(std::memory_order_relaxed) == pid)
@@ -391,7 +393,7 @@ bool ProcessLock::has_other_place(uint32_t pid, uint32_t participant) const noex
 // blocker, describes that one instead. Process numbers are valid only in their own PID namespace.
 void ProcessLock::describe_state(uint32_t participant, Holder* holder) const noexcept {
   const Control& control = segment_.control();
-  if (participant >= kParticipants || !control.has_place(participant)) return;
+  if (!control.has_place(participant)) return;
   const Place& place = control.place(participant);
   const bool is_marked = is_dead(look(life_word(control.life(participant))));
   if (place.pid_namespace.load(std::memory_order_relaxed) == os::pid_namespace_if_known()) {

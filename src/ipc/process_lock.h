@@ -55,7 +55,7 @@ class ProcessLock : public Gate {
   Segment& segment() const noexcept { return segment_; }
 
   enum class GrantResult { kGranted, kBlocked, kDied };
-  // The processes that block a request, and the words on which it sleeps meanwhile.
+  // Processes that block a request, and the words on which it sleeps meanwhile.
   struct Blockers {
     size_t count = 0;
     uint32_t participants[os::kMostWords - 1];  // the first is the one that the conflict names

@@ -6,8 +6,10 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 
 #include "array/array.h"
 #include "base/bytes.h"
@@ -52,7 +54,7 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.required = plan.is_on_device ? kOnDevice : 0;
   h.id = random_id();
   h.lives_at = kLivesAt;
-  h.places_at = kPlacesAt;
+  h.places_at = places_at(plan.blocks);
   h.blocks_at = kBlocksAt;
   h.data_at = round_up(control_end(plan.blocks, plan.messages), std::max<uint64_t>(page_nbytes, 2 << 20));
   h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
@@ -84,16 +86,12 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   std::string name = kFilePrefix + text_of(h.id);
   if (!plan.name.empty()) name += ":" + plan.name;
   segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
-  const uint64_t control = Control::nbytes_of(h);
-  if (plan.has_huge_pages) {
-    os::commit(segment->file_, 0, control, "the control part of a shared segment in huge pages");
-  } else {
-    os::commit(segment->file_, 0, kPlacesAt, "the control part of a shared segment");
-    // The memory of records of messages is allocated when they are used.
-    const uint64_t end = h.messages != 0 ? messages_at(h.blocks) : control;
-    os::commit(segment->file_, kBlocksAt, end - kBlocksAt, "the control part of a shared segment");
-  }
+  os::commit(segment->file_, 0, kLivesAt + kPage,
+             concat("the control part of a shared segment", plan.has_huge_pages ? " in huge pages" : ""));
+  if (h.messages != 0)
+    os::commit(segment->file_, pool_head_at(h.blocks), kPage, "the control part of a tensor pool");
   segment->is_creator_ = true;
+  segment->commit_block(plan.array != nullptr ? h.blocks - 1 : 0);
   segment->map(true, plan.node);
   std::memcpy(segment->control_.base, &h, sizeof h);
   segment->join(mutex_owner);
@@ -108,7 +106,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
                 "this is no shared memory that Tenon can use: it is not sealed, so its size could change");
   }
   const size_t nbytes = os::size_of(file);
-  if (nbytes < kPlacesAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
+  if (nbytes < kBlocksAt || !os::read_at(file, 0, &segment->header_, sizeof(Header))) {
     throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", nbytes, " bytes");
   }
   check(segment->header_, nbytes);
@@ -150,9 +148,17 @@ void Segment::read_record() {
 }
 
 void Segment::join(MutexOwner& mutex_owner) {
-  uses_.resize(header_.blocks);
+  uses_.reset(static_cast<uint32_t*>(std::calloc(header_.blocks, sizeof(uint32_t))));
+  if (uses_ == nullptr) throw std::bad_alloc();
   participant_ = std::make_unique<Participant>(control_, file_, mutex_owner);
-  locks_.resize(header_.blocks);
+}
+
+void Segment::commit_block(uint32_t block) {
+  if (block < committed_blocks_) return;
+  const auto end = std::min(static_cast<uint32_t>(round_up(block + 1, kBlockStep)), header_.blocks);
+  os::commit(file_, kBlocksAt + committed_blocks_ * kBlockStride, (end - committed_blocks_) * kBlockStride,
+             "the control part of a shared segment");
+  committed_blocks_ = end;
 }
 
 void Segment::throw_no_place() const {
@@ -164,12 +170,14 @@ void Segment::throw_no_place() const {
 
 ProcessLock& Segment::lock(uint32_t block) {
   const std::scoped_lock uses(uses_lock_);
+  if (locks_.size() <= block) locks_.resize(block + 1);
   if (!locks_[block]) locks_[block] = std::make_unique<ProcessLock>(*this, block);
   return *locks_[block];
 }
 
 ProcessLock& Segment::set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lock) {
   const std::scoped_lock uses(uses_lock_);
+  if (locks_.size() <= block) locks_.resize(block + 1);
   if (!locks_[block]) locks_[block] = std::move(lock);
   return *locks_[block];
 }
@@ -245,14 +253,14 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
 }
 
 std::span<std::byte> Segment::bytes_of(uint32_t index) const noexcept {
-  if (index >= header_.blocks || look(block(index).state) != BlockState::kUsed) return {};
+  if (index >= control_.used_blocks() || look(block(index).state) != BlockState::kUsed) return {};
   const Block& b = block(index);
   const uint64_t begin = std::min(b.begin.load(std::memory_order_relaxed), data_nbytes());
   return {data_ + begin, std::min(b.nbytes.load(std::memory_order_relaxed), data_nbytes() - begin)};
 }
 
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
-  if (index >= header_.blocks || participant_->index() == Participant::kNone) return false;
+  if (index >= control_.used_blocks() || participant_->index() == Participant::kNone) return false;
   Block& b = block(index);
   const uint64_t room = is_on_device() ? record_.nbytes : data_nbytes();
   const std::scoped_lock uses(uses_lock_);
@@ -419,7 +427,7 @@ bool Segment::end_limited() noexcept {
 
 bool Segment::has_sent() const noexcept {
   const uint32_t self = participant_->index();
-  for (uint32_t i = 0; i < header_.blocks && self != Participant::kNone; ++i) {
+  for (uint32_t i = 0, blocks = control_.used_blocks(); i < blocks && self != Participant::kNone; ++i) {
     const Block& b = block(i);
     const bool has_more = count_of_sent_more(look(b.sent_more)) != 0 && has_bit(b.sent_more_by, self);
     const auto is_mine = [self](const auto& number) { return SentNumber::is_from(look(number), self); };
@@ -442,7 +450,7 @@ bool Segment::take_over(uint32_t index, uint32_t number, const HandleLimits& lim
 }
 
 bool Segment::is_unopened(uint32_t index, uint32_t number) const noexcept {
-  if (index >= header_.blocks) return false;
+  if (index >= control_.used_blocks()) return false;
   const Block& b = block(index);
   if (number == 0) return count_of_sent_more(look(b.sent_more)) != 0;
   return std::any_of(std::begin(b.sent), std::end(b.sent),

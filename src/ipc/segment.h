@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -121,7 +122,10 @@ class Segment {
   bool must_end_memory() const noexcept { return memory_ != nullptr && memory_->is_usable(); }
   std::unique_ptr<device::SharedMemory> take_memory() noexcept { return std::move(memory_); }
 
-  // Gives a free block to a storage of this process. Creator only.
+  // Allocates the memory for the state of a block, unless it has some. Creator only, one thread at a time.
+  // Fails with kNoMemory, kSystem.
+  void commit_block(uint32_t block);
+  // Gives a free block, whose state has memory, to a storage of this process. Creator only.
   void take_block(uint32_t block, uint64_t begin, uint64_t nbytes) noexcept;
   // Begins a use of a block by a storage of this process. False: the block does not have this generation any
   // more.
@@ -204,11 +208,16 @@ class Segment {
   std::unique_ptr<Participant> participant_;
   NameHold name_;
   Cleaner cleaner_;
+  uint32_t committed_blocks_ = 0;  // whose states have memory
 
   SpinLock uses_lock_;
   // Guarded by uses_lock_.
-  std::vector<uint32_t> uses_;                       // of each block, by this process
-  bool has_mapped_ = false;                          // memory of another process, perhaps until the end
+  struct Free {
+    void operator()(void* memory) const noexcept { std::free(memory); }
+  };
+  std::unique_ptr<uint32_t[], Free>
+      uses_;                 // of each block, by this process; has no memory until it is written
+  bool has_mapped_ = false;  // memory of another process, perhaps until the end
   std::vector<std::unique_ptr<ProcessLock>> locks_;  // of blocks that were used here
   struct Waits {
     const SharedEvent* event = nullptr;

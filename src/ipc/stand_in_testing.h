@@ -187,7 +187,7 @@ class StandIn {
 inline uint32_t count_grants(Segment& segment, uint32_t block, GrantState::Kind kind) {
   const Control& control = segment.control();
   uint32_t n = 0;
-  for (uint32_t p = 0; p < kParticipants; ++p) {
+  for (uint32_t p = 0; p < control.used_places(); ++p) {
     if (!control.has_place(p)) continue;
     for (const Grant& grant : control.place(p).grants) {
       const uint64_t state = look(grant.state);

@@ -92,7 +92,7 @@ std::vector<GrantAt> requests_of(const ProcessActor& actor, const std::vector<co
   std::vector<GrantAt> found;
   for (const Segment* segment : segments) {
     const Control& control = segment->control();
-    for (uint32_t p = 0; p < kParticipants; ++p) {
+    for (uint32_t p = 0; p < control.used_places(); ++p) {
       if (!control.has_place(p)) continue;
       if (control.place(p).pid.load(std::memory_order_relaxed) != actor.pid) continue;
       visit_leases(control, p, [&](GrantId id, const Place& place, const Grant& grant, uint64_t state) {

@@ -476,14 +476,14 @@ std::string what_is_left() {
   uint32_t grants = 0, blocks = 0, sent = 0;
   impl::Segments::instance().visit([&](impl::Segment& segment) {
     const impl::Control& control = segment.control();
-    for (uint32_t p = 0; p < impl::kParticipants; ++p) {
+    for (uint32_t p = 0; p < control.used_places(); ++p) {
       if (!control.has_place(p)) continue;
       const impl::Place& place = control.place(p);
       if (look(place.pid) != static_cast<uint32_t>(getpid())) continue;
       for (const impl::Grant& r : place.grants) grants += look(r.state) != 0 ? 1 : 0;
     }
     if (segment.header().creator_pid != static_cast<uint32_t>(getpid())) return;
-    for (uint32_t i = 0; i < std::min(look(control.blocks_used()), control.blocks); ++i) {
+    for (uint32_t i = 0; i < control.used_blocks(); ++i) {
       const impl::Block& block = control.block(i);
       blocks += look(block.state) == impl::BlockState::kUsed ? 1 : 0;
       for (const auto& number : block.sent) sent += look(number) != 0 ? 1 : 0;
