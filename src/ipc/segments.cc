@@ -75,6 +75,7 @@ std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<cons
 
 Segments::Segments() : tensor_pools_(std::make_unique<TensorPools>(*this)) {
   (void)KnownMemory::instance();  // it registers the handlers of forks
+  (void)LentMappings::instance();
   static constexpr ForkHooks kHooks{[] { instance().before_fork(); }, [] { instance().after_fork(); },
                                     [] { instance().become_child(); }};
   set_fork_hooks(&kHooks);

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared arrays from C: made, named, sent, opened, leased. Two processes: tests/python and src/ipc. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* memfd_create */
+#endif
 #include <poll.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -298,6 +302,52 @@ static void check_observers(void) {
 
 static void count_call(void* context) { ++*(int*)context; }
 
+/* The memory file of another library, which promises that nobody writes to it meanwhile. */
+static void check_lazy_copies(void) {
+  const int64_t shape[1] = {1 << 20};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_adoption adoption;
+  tenon_array *array = NULL, *copy = NULL, *plain = NULL;
+  tenon_lent *lent = NULL, *again = NULL;
+  tenon_view view = TENON_VIEW_INIT;
+  int calls = 0;
+  const int fd = memfd_create("lent", MFD_CLOEXEC);
+  unsigned char* data;
+  CHECK(fd >= 0 && ftruncate(fd, shape[0]) == 0);
+  data = mmap(NULL, (size_t)shape[0], PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  CHECK(data != MAP_FAILED);
+  data[5] = 7;
+  CHECK(tenon_mapping_lend(fd, 0, data, (uint64_t)shape[0], &lent, &error) == TENON_OK);
+  CHECK(tenon_mapping_lend(fd, 0, data, (uint64_t)shape[0], &again, &error) == TENON_ERR_VALUE);
+  memset(&adoption, 0, sizeof adoption);
+  adoption.struct_size = sizeof adoption;
+  adoption.flags = TENON_READONLY;
+  adoption.data = data;
+  adoption.device = client_cpu;
+  adoption.ndim = 1;
+  adoption.dtype = (tenon_dtype){TENON_UINT, 8, 1};
+  adoption.shape = shape;
+  adoption.owner = &calls;
+  adoption.deleter = count_call;
+  CHECK(tenon_array_adopt(&adoption, &array, &error) == TENON_OK);
+  CHECK(tenon_array_lazy_copy(array, TENON_COPY_NEVER, &copy, &error) == TENON_OK && copy != NULL);
+  CHECK(tenon_view_open(&view, copy, TENON_WRITE, NULL, &error) == TENON_OK);
+  ((unsigned char*)tenon_array_describe(copy)->data)[5] = 8;
+  CHECK(data[5] == 7);
+  tenon_view_close(&view);
+  tenon_array_release(array);
+  CHECK(calls == 0); /* the lazy copy keeps it */
+  tenon_array_release(copy);
+  CHECK(calls == 1);
+  tenon_lent_release(lent);
+  CHECK(tenon_array_create(client_float32, 1, (const int64_t[1]){4}, client_cpu, 0, &plain, &error) ==
+        TENON_OK);
+  copy = NULL;
+  CHECK(tenon_array_lazy_copy(plain, TENON_COPY_IF_NEEDED, &copy, &error) == TENON_OK && copy == NULL);
+  tenon_array_release(plain);
+  CHECK(munmap(data, (size_t)shape[0]) == 0 && close(fd) == 0);
+}
+
 /* A lease that a dead writer has refused is used again for other memory: nothing remains of the refusal. */
 static void check_refused_leases(void) {
   const int64_t shape[1] = {4};
@@ -333,6 +383,7 @@ static void check_refused_leases(void) {
 
 void client_share(void) {
   check_observers();
+  check_lazy_copies();
   check_channels();
   check_descriptors();
   check_arenas();
