@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "ipc/awaited.h"
+#include "ipc/lazy_copy.h"
 #include "ipc/process_lock.h"
 #include "ipc/tensor_pools.h"
 #include "memory/fork.h"
