@@ -194,6 +194,9 @@ TEST(PrivatePages, AChildKeepsTheValuesOfItsFork) {
 
 // Locked pages are not dropped by the system, and mlockall() copies all pages of a mapping.
 TEST(PrivatePages, LockedPagesAreThoseOfTheFileAtTheNextUse) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer makes mlock() and mlockall() do nothing";
+#endif
   EXPECT_EQ(in_child([] {
               Lent lent(64);
               std::byte* const own = lent.pages.open(0, lent.nbytes);
