@@ -25,19 +25,27 @@ struct PrivateUse {
   ~PrivateUse() { pages.end(bytes); }
 };
 
-// Null: the system refuses the pages.
-std::unique_ptr<PrivateUse> open_use(Storage& source, PrivatePages& pages, uint64_t begin, uint64_t nbytes) {
+}  // namespace
+
+Ref<Storage> on_private_pages(Storage& source, PrivatePages& pages, uint64_t begin, uint64_t nbytes) {
   std::byte* const bytes = pages.open(begin, nbytes);
-  if (bytes == nullptr) return nullptr;
+  if (bytes == nullptr) return {};
+  std::unique_ptr<PrivateUse> use;
   try {
-    return std::make_unique<PrivateUse>(Ref<Storage>::share(&source), pages, bytes);
+    use = std::make_unique<PrivateUse>(Ref<Storage>::share(&source), pages, bytes);
   } catch (const std::bad_alloc&) {
     pages.end(bytes);
     throw;
   }
+  Memory memory;
+  memory.data = memory.extent = bytes;
+  memory.nbytes = memory.extent_nbytes = nbytes;
+  memory.owner = use.get();
+  memory.deleter = [](void* owner) { delete static_cast<PrivateUse*>(owner); };
+  Ref<Storage> storage = Storage::adopt(memory);
+  (void)use.release();
+  return storage;
 }
-
-}  // namespace
 
 LentMappings& LentMappings::instance() {
   static auto* const mappings = new LentMappings;
@@ -81,8 +89,6 @@ void LentMappings::after_fork() noexcept {
 }
 
 Ref<Array> lazy_copy(const Array& array, bool may_copy) {
-  // To open and to end private pages takes as long as to copy so much.
-  constexpr uint64_t kLeastNbytes = uint64_t{512} << 10;
   if (!array.storage().is_readonly()) return {};
   const Extent extent = array.extent();
   const auto [pages, at, forks_here] = LentMappings::instance().find(array.storage().extent());
@@ -90,25 +96,19 @@ Ref<Array> lazy_copy(const Array& array, bool may_copy) {
   const HostCall call("copy", {{array, Access::kRead}});
   const uint64_t nbytes = extent.end - extent.begin;
   const bool shares_elements = array.desc().nbytes > nbytes;
-  std::unique_ptr<PrivateUse> use;
-  if (!shares_elements && nbytes != 0 && (nbytes >= kLeastNbytes || !may_copy)) {
-    use = open_use(array.storage(), *pages, at + (extent.begin - array.storage().extent().begin), nbytes);
+  Ref<Storage> storage;
+  if (!shares_elements && nbytes != 0 && (nbytes >= kLeastPrivateNbytes || !may_copy)) {
+    const uint64_t begin = at + (extent.begin - array.storage().extent().begin);
+    storage = on_private_pages(array.storage(), *pages, begin, nbytes);
   }
-  if (!use) {
+  if (!storage) {
     if (may_copy) return copy(array, array.dtype());
     throw_error(Code::kBuffer, "the read-only array of shape ", shape_text(array.shape()),
                 " has no writable memory without a copy of its elements");
   }
-  Memory memory;
-  memory.data = memory.extent = use->bytes;
-  memory.nbytes = memory.extent_nbytes = nbytes;
-  memory.owner = use.get();
-  memory.deleter = [](void* owner) { delete static_cast<PrivateUse*>(owner); };
   Layout layout = array.layout();
-  layout.data = use->bytes + (reinterpret_cast<uintptr_t>(array.data()) - extent.begin);
+  layout.data = storage->data() + (reinterpret_cast<uintptr_t>(array.data()) - extent.begin);
   layout.flags &= ~uint32_t{TENON_READONLY};
-  Ref<Storage> storage = Storage::adopt(memory);
-  (void)use.release();
   return Array::make(std::move(storage), layout);
 }
 

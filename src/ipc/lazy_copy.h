@@ -44,6 +44,14 @@ class LentMappings {
   std::map<uintptr_t, Mapping> mappings_;  // by the first address; guarded by lock_
 };
 
+// To open and to end private pages takes as long as to copy so much.
+constexpr uint64_t kLeastPrivateNbytes = uint64_t{512} << 10;
+
+// A writable storage on private pages with the bytes of a read-only storage, or of a part of it, which are
+// those from begin on in the pages. It keeps the read-only one. Null: the system refuses the pages. Fails with
+// std::bad_alloc. Requires that nobody writes the bytes as long as the read-only storage exists.
+Ref<Storage> on_private_pages(Storage& source, PrivatePages& pages, uint64_t begin, uint64_t nbytes);
+
 // A writable array with the elements of a read-only array in a lent mapping. Nobody else sees what is written
 // to it. A large one keeps the storage of the array and lies in private pages; else it is a copy. Null: the
 // array does not lie so. Fails as copy(), and with kBuffer (it would be a copy, and may_copy is false).

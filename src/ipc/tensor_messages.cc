@@ -9,6 +9,7 @@
 #include "array/ownership.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "ipc/lazy_copy.h"
 #include "ipc/tensor_pools.h"
 
 namespace tenon::impl {
@@ -68,49 +69,17 @@ void check_reachable(const MessageHead& message) {
   }
 }
 
-// Memory of this process alone that keeps a storage, whose bytes it has as long as they are not written.
-struct PrivateBlock {
-  Ref<Storage> shared;
-  PrivatePages& pages;
-  std::byte* const bytes;
-
-  PrivateBlock(Ref<Storage> of, PrivatePages& in, std::byte* at) noexcept
-      : shared(std::move(of)), pages(in), bytes(at) {}
-  PrivateBlock(const PrivateBlock&) = delete;
-  PrivateBlock& operator=(const PrivateBlock&) = delete;
-  ~PrivateBlock() { pages.end(bytes); }
-};
-
 // A writable storage with the bytes of a read-only one, of which no other process sees a write. Requires that
 // nobody writes the bytes as long as the storage exists.
-Ref<Storage> writable_copy(const Ref<Storage>& shared, Segment& segment) {
-  // To open and to end private pages takes as long as to copy so much.
-  constexpr uint64_t kLeastNbytes = uint64_t{512} << 10;
+Ref<Storage> writable_copy(Storage& shared, Segment& segment) {
   PrivatePages* const pages = segment.private_pages();
-  std::byte* bytes = nullptr;
-  if (pages != nullptr && shared->nbytes() >= kLeastNbytes) {
-    bytes = pages->open(static_cast<uint64_t>(shared->data() - segment.data()), shared->nbytes());
+  if (pages != nullptr && shared.nbytes() >= kLeastPrivateNbytes) {
+    const auto begin = static_cast<uint64_t>(shared.data() - segment.data());
+    if (Ref<Storage> storage = on_private_pages(shared, *pages, begin, shared.nbytes())) return storage;
   }
-  if (bytes == nullptr) {
-    Ref<Storage> copied = Storage::allocate(shared->nbytes(), false);
-    if (shared->nbytes() != 0) std::memcpy(copied->data(), shared->data(), shared->nbytes());
-    return copied;
-  }
-  std::unique_ptr<PrivateBlock> owner;
-  try {
-    owner = std::make_unique<PrivateBlock>(shared, *pages, bytes);
-  } catch (const std::bad_alloc&) {
-    pages->end(bytes);
-    throw;
-  }
-  Memory memory;
-  memory.data = memory.extent = bytes;
-  memory.nbytes = memory.extent_nbytes = shared->nbytes();
-  memory.owner = owner.get();
-  memory.deleter = [](void* block) { delete static_cast<PrivateBlock*>(block); };
-  Ref<Storage> storage = Storage::adopt(memory);
-  (void)owner.release();
-  return storage;
+  Ref<Storage> copied = Storage::allocate(shared.nbytes(), false);
+  if (shared.nbytes() != 0) std::memcpy(copied->data(), shared.data(), shared.nbytes());
+  return copied;
 }
 
 }  // namespace
@@ -457,7 +426,7 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
     Array& shared = *arrays[i];
     if (!shared.is_readonly()) continue;
     Ref<Storage>& storage = copies[&shared.storage()];
-    if (!storage) storage = writable_copy(Ref<Storage>::share(&shared.storage()), *segments[i]);
+    if (!storage) storage = writable_copy(shared.storage(), *segments[i]);
     Layout layout = shared.layout();
     layout.data = storage->data() + (shared.data() - shared.storage().data());
     layout.flags &= ~uint32_t{TENON_READONLY};

@@ -151,6 +151,7 @@ def private_kib():
         return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
+@pytest.mark.slow
 def test_written_pages_and_mappings_do_not_grow(channel):
     def run(items):
         for number in range(items):
