@@ -47,8 +47,8 @@ class LentMappings {
 // To open and to end private pages takes as long as to copy so much.
 constexpr uint64_t kLeastPrivateNbytes = uint64_t{512} << 10;
 
-// A writable storage on private pages with the bytes of a read-only storage, or of a part of it, which are
-// those from begin on in the pages. It keeps the read-only one. Null: the system refuses the pages. Fails with
+// A writable storage on private pages with the bytes of a read-only storage, or of a part of it. They begin
+// at `begin` in the pages. It keeps the read-only one. Null: the system refuses the pages. Fails with
 // std::bad_alloc. Requires that nobody writes the bytes as long as the read-only storage exists.
 Ref<Storage> on_private_pages(Storage& source, PrivatePages& pages, uint64_t begin, uint64_t nbytes);
 
