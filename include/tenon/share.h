@@ -291,7 +291,7 @@ TENON_API tenon_status tenon_channel_fd(tenon_channel* channel, int32_t access, 
 TENON_API tenon_status tenon_item_array(tenon_item* item, int32_t field, tenon_array** out,
                                         tenon_error* error);
 /* A writable array with the elements of a read-only array of a received item. Nobody else sees what is
- * written to it. One of 512 KiB or more keeps the item: it lies in private pages, each of which is copied
+ * written to it. One of 4 MiB or more keeps the item: it lies in private pages, each of which is copied
  * when it is written to. Others are copied, unless copy is TENON_COPY_NEVER, and so are those for which the
  * system refuses private pages. *out is NULL if the array is not of such an item: tenon_array_copy copies it.
  * Fails as that, and with BUFFER (TENON_COPY_NEVER, and it must be copied). \since 0.6 */

@@ -71,7 +71,7 @@ void add_element_methods(nb::module_&) {
       "copy", [](const Array& self) { return copied(self); }, "The elements in new memory, in C order.\n");
   def_method("lazy_copy", lazily_copied, nb::sig("def lazy_copy(self) -> NDArray"),
              "A writable array with the elements of this one. Nobody else sees what is written to it.\n\n"
-             "That of a received item that others read, too, keeps the item if it has at least 512 KiB: it "
+             "That of a received item that others read, too, keeps the item if it has at least 4 MiB: it "
              "lies in private\n"
              "pages, each of which is copied when it is written to. Of other arrays it is `copy`.\n");
   def_method(

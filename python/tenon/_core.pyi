@@ -587,7 +587,7 @@ class NDArray:
         """
         A writable array with the elements of this one. Nobody else sees what is written to it.
 
-        That of a received item that others read, too, keeps the item if it has at least 512 KiB: it lies in private
+        That of a received item that others read, too, keeps the item if it has at least 4 MiB: it lies in private
         pages, each of which is copied when it is written to. Of other arrays it is `copy`.
         """
 
