@@ -66,6 +66,9 @@ constexpr std::array<const char*, kCount> kNames = {
     "drop_views",
     "find_views",
     "report",
+    "dumps_parts",
+    "loads_parts",
+    "note_message",
 };
 
 std::array<PyObject*, kCount> table{};  // under the GIL

@@ -72,6 +72,10 @@ enum class Callback : size_t {
   kDropViews,
   kFindViews,
   kReport,
+  // Messages.
+  kDumpsParts,
+  kLoadsParts,
+  kNoteMessage,
   kCount,
 };
 

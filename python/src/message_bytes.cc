@@ -2,13 +2,11 @@
 #include "message_bytes.h"
 
 #include <cstring>
-#include <string>
-#include <unordered_map>
 
 namespace tenon::python {
 namespace {
 
-constexpr size_t kCodeBytes = 32;
+constexpr size_t kCodeBytes = sizeof(SipCode);
 
 struct Head {
   char mark[8] = {'T', 'N', 'P', 'Y', 'M', 'S', 'G', '1'};
@@ -17,39 +15,13 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// The code of bytes.
-nb::object code_of(std::string_view bytes, nb::handle mac) {
-  static Name copy("copy"), update("update"), digest("digest");
-  const nb::object hash = owned(PyObject_CallMethodObjArgs(mac.ptr(), copy.get(), nullptr));
-  const nb::object view = owned(PyMemoryView_FromMemory(const_cast<char*>(bytes.data()),
-                                                        static_cast<Py_ssize_t>(bytes.size()), PyBUF_READ));
-  (void)owned(PyObject_CallMethodObjArgs(hash.ptr(), update.get(), view.ptr(), nullptr));
-  return owned(PyObject_CallMethodObjArgs(hash.ptr(), digest.get(), nullptr));
-}
-
 [[noreturn]] void refuse(const char* why) {
   raise(PyExc_ValueError, "the bytes are no message of Tenon: %s", why);
 }
 
 }  // namespace
 
-nb::object keyed_mac(std::string_view key) {
-  constexpr size_t kMost = 1000;
-  static std::unordered_map<std::string, PyObject*>* const known =
-      new std::unordered_map<std::string, PyObject*>;  // under the GIL
-  const std::string text(key);
-  if (const auto found = known->find(text); found != known->end()) return nb::borrow(found->second);
-  nb::object mac = nb::module_::import_("hashlib").attr("blake2b")(
-      nb::arg("key") = nb::bytes(key.data(), key.size()), nb::arg("digest_size") = kCodeBytes);
-  if (known->size() >= kMost) {
-    for (const auto& [name, object] : *known) Py_DECREF(object);
-    known->clear();
-  }
-  known->emplace(text, nb::object(mac).release().ptr());
-  return mac;
-}
-
-nb::bytes join_message(const Message& message, nb::handle mac) {
+nb::object join_message(const Message& message, const SipKey& key) {
   Head head;
   head.n_arrays = message.n_arrays;
   size_t total = sizeof head;
@@ -62,9 +34,9 @@ nb::bytes join_message(const Message& message, nb::handle mac) {
   std::memcpy(begin, &head, sizeof head);
   char* at = begin + sizeof head;
   for (const std::string_view part : message.parts) at += part.copy(at, part.size());
-  const nb::object code = code_of({begin, total}, mac);
-  std::memcpy(at, PyBytes_AsString(code.ptr()), kCodeBytes);
-  return nb::borrow<nb::bytes>(joined);
+  const SipCode code = siphash(key, {begin, total});
+  std::memcpy(at, code.data(), kCodeBytes);
+  return joined;
 }
 
 Message split_message(std::string_view bytes) {
@@ -88,14 +60,13 @@ Message split_message(std::string_view bytes) {
   return message;
 }
 
-void check_code(std::string_view bytes, nb::handle mac) {
+void check_code(std::string_view bytes, const SipKey& key) {
   const std::string_view before = bytes.substr(0, bytes.size() - kCodeBytes);
-  const nb::object code = code_of(before, mac);
-  const char* const expected = PyBytes_AsString(code.ptr());
-  unsigned char difference = 0;  // in a time that does not depend on the bytes
-  for (size_t i = 0; i < kCodeBytes; ++i)
-    difference |= static_cast<unsigned char>(expected[i] ^ bytes[before.size() + i]);
-  if (difference != 0)
+  const SipCode expected = siphash(key, before);
+  SipCode found;
+  std::memcpy(found.data(), bytes.data() + before.size(), kCodeBytes);
+  // In a time that does not depend on the bytes.
+  if (((expected[0] ^ found[0]) | (expected[1] ^ found[1])) != 0)
     raise(PyExc_ValueError, "the message was changed on its way, or no process of this user has made it");
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bytes of a message of tenon.TensorPool: a head, five parts, and a code over all of these that only a
-// process with the key of the sender's pool can compute (BLAKE2b with a key, as RFC 7693). The key lies in
-// the memory of the pool, which only processes of this user can open.
+// process with the key of the sender's pool can compute (siphash.h). The key lies in the memory of the pool,
+// which only processes of this user can open.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "python.h"
+#include "siphash.h"
 
 namespace tenon::python {
 
@@ -28,15 +29,12 @@ struct Message {
   uint32_t n_arrays = 0;  // of the core
 };
 
-// The keyed hash object of hashlib for a key of 32 bytes. Kept for the next calls.
-nb::object keyed_mac(std::string_view key);
-
-nb::bytes join_message(const Message& message, nb::handle mac);
+nb::object join_message(const Message& message, const SipKey& key);
 
 // The parts are views of the bytes. Throws ValueError if the bytes are no message. Does not check the code.
 Message split_message(std::string_view bytes);
 
 // Throws ValueError if the code is not that of the bytes. Requires: split_message() has accepted them.
-void check_code(std::string_view bytes, nb::handle mac);
+void check_code(std::string_view bytes, const SipKey& key);
 
 }  // namespace tenon::python

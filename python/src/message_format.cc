@@ -521,7 +521,7 @@ nb::object Decoder::read(int level) {
     }
     case 'x': {
       const uint64_t n = number();
-      if (n >= nb::len(leaves_)) fail("they refer to a leaf that they do not have");
+      if (!leaves_.is_valid() || n >= nb::len(leaves_)) fail("they refer to a leaf that they do not have");
       return nb::borrow(PyList_GetItem(leaves_.ptr(), static_cast<Py_ssize_t>(n)));
     }
     case 'A': return read_array();

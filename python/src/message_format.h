@@ -47,7 +47,8 @@ PlainObject encode_plain(nb::handle object, size_t most_inline);
 // encode_plain().
 bool encode_if_plain(nb::handle object, size_t most_inline, const std::function<void(std::string_view)>& use);
 
-// The object of such bytes; leaves: a list. Throws ValueError if they are no such bytes, whatever they are.
+// The object of such bytes; leaves: a list, or null. Throws ValueError if they are no such bytes, whatever
+// they are.
 nb::object decode_plain(std::string_view data, nb::handle leaves);
 
 void add_message_format(nb::module_& module);

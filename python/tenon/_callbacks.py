@@ -91,6 +91,9 @@ _core.set_callbacks(
         "drop_views": _imported_later("._sync.views", "drop_views"),
         "find_views": _imported_later("._sync.views", "find_views"),
         "report": tasks.report,
+        "dumps_parts": _imported_later("._ipc.pool", "dumps_parts"),
+        "loads_parts": _imported_later("._ipc.packing", "loads_parts"),
+        "note_message": _imported_later("._array.passing", "note_message"),
     }
 )
 

@@ -47,10 +47,8 @@ def note(handle: bytes, until: float, frame: Any) -> None:
 
 
 def note_message(message: bytes, timeout: float | None) -> None:
-    """Notes a message of a `TensorPool`, whatever carries it."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        _keep(_core.core_of_message(message), math.inf if timeout is None else time.monotonic() + timeout)
+    """Notes a message of a `TensorPool` in a child of `multiprocessing`, whatever carries it."""
+    _keep(_core.core_of_message(message), math.inf if timeout is None else time.monotonic() + timeout)
 
 
 def _keep(handle: bytes, until: float) -> None:

@@ -416,3 +416,23 @@ class _Unpickler(pickle.Unpickler):
         if name == "_array" and module == __name__:
             return self.message.array
         return super().find_class(module, name)
+
+
+def loads_parts(
+    tree: bytes, about: bytes, pickled: bytes, small: bytes, memories: list[NDArray], writable: bool
+) -> Any:
+    """`loads` for messages with objects that are not plain."""
+    unpacker = Unpacker(_core.decode_plain(about, []), memories, _memory_of(small), writable)
+    rest = unpacker.unpickled(pickled) if pickled else []
+    leaves = [unpacker.array(number) if number >= 0 else rest[~number] for number in unpacker.leaves]
+    return _core.decode_plain(tree, leaves)
+
+
+def _memory_of(small: bytes) -> NDArray | None:
+    if not small:
+        return None
+    import numpy as np
+
+    memory = _core.create(len(small), "uint8", zeroed=False)
+    memory.numpy()[...] = np.frombuffer(small, np.uint8)
+    return memory

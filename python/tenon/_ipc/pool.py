@@ -5,31 +5,30 @@ from __future__ import annotations
 
 import atexit
 import gc
-import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import EllipsisType
 from typing import Any, Literal
 
 from .. import _core
 from .._array import passing
-from .._core import NDArray
+from .._core import MessageLimits, NativePool, NDArray
+from .._core import loads as loads
 from .._errors import LeaseConflict, LeaseEscaped, log
 from .._sync.endings import settle
 from .._sync.engine import call_at_process_end
 from .._sync.lease import where_views_are_kept
 from .._typing import DTypeLike
-from .._values import INT32_MAX, count, integer, seconds, text_for_c
+from .._values import count, seconds
 
 WhenFull = Literal["wait", "raise", "inline"]
-_WHEN_FULL = ("wait", "raise", "inline")
 _INLINE_NBYTES = 16 << 10
 _UNITS = {"B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
-_MOST_OPENS = 60_000
 
 
 def nbytes_from(value: int | str, name: str) -> int:
@@ -48,21 +47,7 @@ def nbytes_from(value: int | str, name: str) -> int:
     return count(int(number * factor), name)
 
 
-_Limits = tuple[int, float, list[int], str]  # opens, timeout, receivers, tag, as NativePool takes them
-
-
-class _Default:
-    """What a parameter is if it was not given."""
-
-    def __repr__(self) -> str:
-        return "that of the pool"
-
-
-_DEFAULT = _Default()
-_USUAL: _Limits = (1, -1.0, [], "")
-
-
-class TensorPool:
+class TensorPool(NativePool):
     """Memory for the arrays of messages between processes of one host. The messages are bytes, which the
     program sends as it likes: over ZeroMQ, gRPC, a queue or a pipe. The arrays stay where they are::
 
@@ -115,24 +100,17 @@ class TensorPool:
         when_full: WhenFull = "wait",
         linger: float = 5.0,
     ) -> None:
-        self.budget = nbytes_from(budget, "budget")
-        self.inline = nbytes_from(inline, "inline")
-        self.when_full: WhenFull = _policy(when_full)
-        self._idle = nbytes_from(idle, "idle")
-        self._timeout = None if timeout is None else seconds(timeout, "timeout", ", or None")
-        self._linger = seconds(linger, "linger")
+        global _most_linger
+        super().__init__(
+            nbytes_from(budget, "budget"),
+            nbytes_from(idle, "idle"),
+            None if timeout is None else seconds(timeout, "timeout", ", or None"),
+            nbytes_from(inline, "inline"),
+        )
+        self.when_full: WhenFull = _core.checked_policy(when_full)
         self._room = threading.RLock()  # a message takes all of its blocks, or none; a handler may send, too
-        self._native: _core.NativePool | None = None
-        self._here()
+        _most_linger = max(_most_linger or 0.0, seconds(linger, "linger"))
         _pools.add(self)
-
-    def _here(self) -> _core.NativePool:
-        """The pool of this process."""
-        if self._native is None:
-            global _most_linger
-            self._native = _core.NativePool(self.budget, self._idle, self._timeout)
-            _most_linger = max(_most_linger or 0.0, self._linger)
-        return self._native
 
     def empty(
         self, shape: Any, dtype: DTypeLike = "float32", *, when_full: WhenFull | None = None
@@ -141,7 +119,7 @@ class TensorPool:
         sends it ends it. Raises MemoryError, which names the holders, if the pool has no room and does not
         wait for it."""
         waits = self._policy(when_full) == "wait"
-        return self._here().empty(shape, dtype, None if waits else 0.0)
+        return self._empty(shape, dtype, None if waits else 0.0)
 
     def put(self, data: Any, *, when_full: WhenFull | None = None) -> NDArray:
         """A copy of an array of any library in the pool."""
@@ -154,80 +132,15 @@ class TensorPool:
         """`put` for asyncio: a wait for room does not block the event loop."""
         source = _core.share(data)
         policy = self._policy(when_full)
-        array: NDArray = await self._later(
-            lambda: self._here().empty(source.shape, source.dtype, 0.0), policy
-        )
+        array: NDArray = await self._later(lambda: self._empty(source.shape, source.dtype, 0.0), policy)
         array[...] = source
         return array
 
     def freeze(self, array: NDArray) -> NDArray:
         """A read-only array on the memory of an array of the pool, which ends. It may be sent repeatedly, and
         stays readable here."""
-        frozen: NDArray = self._without_views([array], lambda native: native.freeze(array))
+        frozen: NDArray = self._without_views([array], lambda: self._freeze(array))
         return frozen
-
-    def dumps(
-        self,
-        value: Any,
-        *,
-        opens: int | None = 1,
-        tag: str | int | None = None,
-        timeout: float | _Default | None = _DEFAULT,
-        receivers: int | Iterable[int] | None = None,
-        when_full: WhenFull | None = None,
-    ) -> bytes:
-        """A message of any object that can be pickled, for `loads` in processes of this user on this host.
-
-        Arrays of this pool end, and are sent without a copy; frozen ones stay. Other arrays of at least
-        ``inline`` bytes are copied into the pool: of NumPy, PyTorch (also Parameters), Tenon, JAX, and
-        buffers of PyArrow. `loads` returns each as what it was. Tensors that share a storage share it
-        afterwards.
-
-        Parameters
-        ----------
-        value : object
-        opens : int or None
-            How many processes open the message. None: any number, until it is revoked or this process has
-            ended. A process may open it several times.
-        tag : str or int, optional
-            For `revoke`.
-        timeout : float or None
-            The deadline in seconds: afterwards the message cannot be opened. None: no deadline. Default: that
-            of the pool.
-        receivers : int or iterable of int, optional
-            The numbers (pid) of the processes that may open it. The message ends when all of them have ended.
-        when_full : {'wait', 'raise', 'inline'}, optional
-            Default: that of the pool.
-
-        Raises
-        ------
-        LeaseEscaped
-            Another view of an array of the pool exists. Nothing was sent, and the array stays usable.
-        MemoryError
-            The pool has no room. The message names the holders.
-        TypeError
-            A tensor is on a GPU, or the object cannot be pickled.
-        RuntimeError
-            A tensor requires grad and is no leaf.
-        """
-        limits = self._limits(opens, tag, timeout, receivers)
-        policy = self.when_full if when_full is None else _policy(when_full)
-        message = self._plain(value, limits)
-        if message is None:
-            draft = _Draft(self, value)
-            with self._room:
-                draft.take_room(None if policy == "wait" else 0.0, policy)
-            for pause in _pauses():
-                try:
-                    message = draft.sent(limits)
-                    break
-                except MemoryError as error:
-                    if policy != "wait" or not _may_pass(error):
-                        raise
-                time.sleep(pause)
-            assert message is not None
-        passing.note_message(message, self._timeout if limits[1] < 0 else limits[1])
-        return message
 
     async def adumps(
         self,
@@ -235,28 +148,19 @@ class TensorPool:
         *,
         opens: int | None = 1,
         tag: str | int | None = None,
-        timeout: float | _Default | None = _DEFAULT,
+        timeout: float | EllipsisType | None = ...,
         receivers: int | Iterable[int] | None = None,
         when_full: WhenFull | None = None,
     ) -> bytes:
         """`dumps` for asyncio: a wait for room does not block the event loop."""
-        limits = self._limits(opens, tag, timeout, receivers)
+        limits = MessageLimits(opens, tag, timeout, receivers)
         policy = self._policy(when_full)
-        message = self._plain(value, limits)
+        message = self._dumps_plain(value, limits)
         if message is None:
             draft = _Draft(self, value)
             await self._later(lambda: draft.take_room(0.0, policy), policy)
             message = await self._later(lambda: draft.sent(limits), policy)
-        passing.note_message(message, self._timeout if limits[1] < 0 else limits[1])
         return message
-
-    def _plain(self, value: Any, limits: _Limits) -> bytes | None:
-        """The message of an object that needs no pickle and no room in the pool, if it can be sent now."""
-        try:
-            native = self._native or self._here()
-            return native.dumps_plain(value, self.inline, *limits)
-        except MemoryError:
-            return None
 
     async def _later(self, take: Callable[[], Any], policy: WhenFull) -> Any:
         import asyncio
@@ -279,7 +183,7 @@ class TensorPool:
         *,
         opens: int | None = 1,
         tag: str | int | None = None,
-        timeout: float | _Default | None = _DEFAULT,
+        timeout: float | EllipsisType | None = ...,
         receivers: int | Iterable[int] | None = None,
         when_full: WhenFull | None = None,
     ) -> bytes:
@@ -298,15 +202,7 @@ class TensorPool:
         Processes that have opened them keep their arrays. Returns how many there were."""
         if (tag is None) == (message is None):
             raise TypeError("revoke() needs a tag or a message")
-        native = self._here()
-        if message is not None:
-            return int(_core.revoke_message(message))
-        return native.revoke(_tag(tag))
-
-    def stats(self) -> dict[str, int]:
-        """Bytes: the 'budget'; 'used' by arrays and messages; 'idle', free but ready; 'committed'. Numbers:
-        of 'blocks', of 'messages' that processes may open, of threads that are 'waiting' for room."""
-        return self._here().stats()
+        return self._revoke(tag) if message is None else int(_core.revoke_message(message))
 
     def __repr__(self) -> str:
         now = self.stats()
@@ -316,33 +212,18 @@ class TensorPool:
         raise TypeError("a TensorPool belongs to its process: send messages of it (pool.dumps)")
 
     def _policy(self, when_full: WhenFull | None) -> WhenFull:
-        return self.when_full if when_full is None else _policy(when_full)
-
-    def _limits(self, opens: Any, tag: Any, timeout: Any, receivers: Any) -> _Limits:
-        if opens == 1 and tag is None and timeout is _DEFAULT and receivers is None:
-            return _USUAL
-        if timeout is None:
-            timeout = math.inf
-        elif timeout is not _DEFAULT:
-            timeout = seconds(timeout, "timeout", ", or None")
-        pids: list[int] = []
-        if receivers is not None:
-            given = receivers if isinstance(receivers, Iterable) else (receivers,)
-            pids = [count(pid, "receivers", 1, INT32_MAX) for pid in given]
-            if not pids:
-                raise ValueError("receivers is empty: no process could open the message")
-        number = 0 if opens is None else count(opens, "opens", 1, _MOST_OPENS)
-        return number, -1.0 if timeout is _DEFAULT else timeout, pids, _tag(tag)
+        policy: WhenFull = self.when_full if when_full is None else _core.checked_policy(when_full)
+        return policy
 
     def _without_views(self, arrays: list[NDArray], call: Any) -> Any:
         """The result of a call that moves arrays of the pool, which fails while views of them exist."""
         try:
-            return call(self._here())
+            return call()
         except LeaseConflict:
             gc.collect()  # views in reference cycles that nothing uses
             settle(is_error_near=True)
         try:
-            return call(self._here())
+            return call()
         except LeaseConflict as error:
             where = where_views_are_kept(arrays)
             text = f"a view of an array of the pool still exists{where}, so the array stays: {error}"
@@ -373,7 +254,7 @@ class _Draft:
         self._pool = pool
         from .packing import Packer  # which needs pickle
 
-        self._packer = Packer(pool._here().owns)
+        self._packer = Packer(pool._owns)
         self._tree, leaves = _core.encode_plain(value)
         rest: list[Any] = []
         self._leaves: list[int] = []  # as Packer.about() takes them
@@ -388,14 +269,14 @@ class _Draft:
         self._arrays: list[NDArray] = []
 
     def take_room(self, wait: float | None, policy: WhenFull) -> None:
-        packer, native = self._packer, self._pool._here()
+        packer = self._packer
         places, small, blocks = packer.lay_out(self._pool.inline)
         try:
             if sum(blocks) > self._pool.budget:
                 raise _NeverFits(
                     f"the arrays of the message take {sum(blocks)} bytes, the pool has {self._pool.budget}"
                 )
-            taken = [native.empty(nbytes, "uint8", wait) for nbytes in blocks]
+            taken = [self._pool._empty(nbytes, "uint8", wait) for nbytes in blocks]
         except MemoryError:
             if policy != "inline":
                 raise
@@ -418,79 +299,33 @@ class _Draft:
         packer.write(places, views.__getitem__)
         self._small = memory.tobytes()
 
-    def sent(self, limits: _Limits) -> bytes:
+    def sent(self, limits: MessageLimits) -> bytes:
         arrays = self._arrays
         parts = self._tree, self._about, self._pickled, self._small
         message: bytes = self._pool._without_views(
-            arrays, lambda native: native.dumps(arrays, *parts, *limits)
+            arrays, lambda: self._pool._dumps_parts(arrays, *parts, limits)
         )
         return message
 
 
+def dumps_parts(pool: TensorPool, value: Any, limits: MessageLimits, when_full: WhenFull | None) -> bytes:
+    """`TensorPool.dumps` for objects that are not plain, or if the pool has too many messages."""
+    policy = when_full or pool.when_full
+    draft = _Draft(pool, value)
+    with pool._room:
+        draft.take_room(None if policy == "wait" else 0.0, policy)
+    for pause in _pauses():
+        try:
+            return draft.sent(limits)
+        except MemoryError as error:
+            if policy != "wait" or not _may_pass(error):
+                raise
+        time.sleep(pause)
+    raise AssertionError
+
+
 _pools: weakref.WeakSet[TensorPool] = weakref.WeakSet()
 _most_linger: float | None = None  # of the pools of this process; None: there are none, or it has ended
-
-
-def _policy(when_full: Any) -> WhenFull:
-    if when_full not in _WHEN_FULL:
-        raise ValueError(f"when_full is {when_full!r}: it must be one of {', '.join(_WHEN_FULL)}")
-    policy: WhenFull = when_full
-    return policy
-
-
-def _tag(tag: str | int | None) -> str:
-    if tag is None:
-        return ""
-    if not isinstance(tag, str):
-        return str(integer(tag, "tag"))
-    if not tag:
-        raise ValueError("tag is '': it has at least one character; None gives none")
-    return text_for_c(tag, "tag")
-
-
-def loads(data: Any, *, writable: bool = True, arrays_only: bool = False) -> Any:
-    """The object of a message of `TensorPool.dumps`. Its arrays are in the memory of the sender's pool,
-    without a copy, aligned to 64 bytes.
-
-    Parameters
-    ----------
-    data : bytes or another buffer
-    writable : bool
-        True: the arrays are writable. If the message can be opened once and its sender has kept nothing, they
-        are on the memory of the message; else what this process writes is seen by no other process. False:
-        they are read-only, on shared memory; PyTorch's tensors, which cannot be read-only, are copies.
-    arrays_only : bool
-        Nothing is unpickled: a message with other objects than None, numbers, texts, bytes, plain containers
-        and arrays raises ValueError.
-
-    Raises
-    ------
-    MessageGone
-        The message has ended: it was opened as often as it may be, its deadline has passed, it was revoked,
-        its sender or its receivers have ended. ``reason`` says which.
-    ValueError
-        The bytes are no message, or a process of another user or host has made or changed them.
-    """
-    value, parts = _core.read_message(data, writable, arrays_only)
-    if parts is None:
-        return value
-    tree, about, pickled, small, memories = parts
-    from .packing import Unpacker
-
-    unpacker = Unpacker(_core.decode_plain(about, []), memories, _memory_of(small), writable)
-    rest = unpacker.unpickled(pickled) if pickled else []
-    leaves = [unpacker.array(number) if number >= 0 else rest[~number] for number in unpacker.leaves]
-    return _core.decode_plain(tree, leaves)
-
-
-def _memory_of(small: bytes) -> NDArray | None:
-    if not small:
-        return None
-    import numpy as np
-
-    memory = _core.create(len(small), "uint8", zeroed=False)
-    memory.numpy()[...] = np.frombuffer(small, np.uint8)
-    return memory
 
 
 def open(handle: Any, *, writable: bool = True) -> Any:
@@ -520,10 +355,8 @@ def _end() -> None:
 
 
 def _begin_child() -> None:
-    global _most_linger
-    _most_linger = None
     for pool in list(_pools):
-        pool._native = None
+        pool._begin_child()
         pool._room = threading.RLock()
 
 

@@ -2,13 +2,14 @@
 """The format of plain objects in messages: what is read is what was written, and bytes that nobody has
 written give a ValueError."""
 
+import hashlib
 import random
 import string
 
 import numpy as np
 import pytest
 
-from tenon._core import decode_plain, encode_plain
+from tenon._core import code_of_bytes, decode_plain, encode_plain
 
 
 def through(value, inline_nbytes=0):
@@ -157,3 +158,12 @@ def test_bytes_that_nobody_wrote_give_a_value_error():
         except ValueError as error:
             assert "no message of Tenon" in str(error)
     assert 0 < n_read < len(cases)  # a changed number is another number
+
+
+def test_the_code_of_messages_is_siphash():
+    key = bytes(range(16))
+    codes = [code_of_bytes(key, bytes(range(n))) for n in range(64)]  # the vectors of its authors
+    assert codes[0].hex() == "a3817f04ba25a8e66df67214c7550293"
+    assert codes[63].hex() == "5150d1772f50834a503e069a973fbd7c"
+    digest = "ecfaa9fe47ff788fa834a9863ea2715a2880cd37d2b8c3c194402838428119b9"
+    assert hashlib.sha256(b"".join(codes)).hexdigest() == digest

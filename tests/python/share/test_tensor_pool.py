@@ -368,6 +368,16 @@ def test_a_message_ends_with_its_receivers(pool):
     assert tn.loads(other).sum() == 5000
 
 
+def test_a_receiver_that_has_ended_is_refused_and_named(pool):
+    child = subprocess.Popen(["true"])
+    child.wait()
+    x = pool.empty(5000)
+    for value in (1, {"x": x}):
+        with pytest.raises(ProcessLookupError, match=f"no process {child.pid} "):
+            pool.dumps(value, receivers=child.pid)
+    assert tn.loads(pool.dumps(x, receivers=[os.getpid()])).shape == (5000,)  # it had stayed
+
+
 def test_messages_outlive_the_pool_object():
     pool = tn.TensorPool("1 MiB", inline=0, linger=0)
     messages = [pool.dumps(np.ones(1000)), pool.dumps({"k": 1})]
@@ -425,7 +435,7 @@ def test_a_process_waits_at_its_end_for_messages_that_are_not_opened():
         [sys.executable, "-c", SENDER.format(linger=SECONDS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     data = child.stdout.read(1)
-    while len(data) < 56 or len(data) < 56 + sum(np.frombuffer(data[8:48], "u8")) + 32:
+    while len(data) < 56 or len(data) < 56 + sum(np.frombuffer(data[8:48], "u8")) + 16:
         data += child.stdout.read1()
     assert b"not opened" in child.stderr.readline()
     assert tn.loads(data).sum() == 5000
@@ -561,7 +571,7 @@ def test_nothing_is_unpickled_of_bytes_that_no_process_of_the_user_has_made(pool
     sizes = np.frombuffer(good[8:48], "u8").copy()
     begin = 56 + int(sizes[:3].sum())
     sizes[3] = len(pickled)
-    forged = good[:8] + sizes.tobytes() + good[48:begin] + pickled + good[-32:]
+    forged = good[:8] + sizes.tobytes() + good[48:begin] + pickled + good[-16:]
     with pytest.raises(ValueError, match="was changed"):
         tn.loads(forged)
     with pytest.raises(ValueError, match="arrays_only"):
