@@ -87,7 +87,8 @@ class Model {
   // Right before this place.
   Place make(Place place) {
     const Place use = uses_.emplace(place, random_() % 2 == 0 ? HolderKind::kOp : HolderKind::kLease);
-    use->part.request = &*use;
+    use->part.queue = &queue_;
+    use->part.begin(&*use);
     use->part.extent = any_extent();
     use->part.access = random_() % 2 == 0 ? Access::kWrite : Access::kRead;
     if (random_() % 4 == 0) use->traits = Request::kOnStream;

@@ -108,12 +108,7 @@ void Queue::uncount_holder() noexcept {
 }
 
 bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
-  part->queue = this;
-  part->views = nullptr;
   part->sequence = next_sequence_++;
-  part->blockers = 0;
-  part->is_granted = part->is_submitted = false;
-  part->is_ahead = part->holds_memory = false;
   if (part->request->kind == HolderKind::kOp) hold_memory(part);
   if (part->waits_for_host) note_kept(1);
   if (part->request->traits != 0) [[unlikely]]
@@ -160,12 +155,7 @@ void Queue::note_traits(const RequestPart& part, ReadyList* ready) noexcept {
 
 bool Queue::insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept {
   if (!is_counted_) begin_counting(ready);
-  part->queue = this;
-  part->views = nullptr;
-  part->holds_memory = false;
   part->sequence = place->sequence;
-  part->blockers = 0;
-  part->is_granted = part->is_submitted = false;
   part->is_ahead = true;
   ++ahead_;
   if (part->request->is_for_view()) ++view_requests_;
@@ -180,13 +170,8 @@ bool Queue::insert_before(RequestPart* part, RequestPart* place, ReadyList* read
 }
 
 void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept {
-  part->queue = this;
-  part->views = nullptr;
-  part->holds_memory = false;
-  part->is_ahead = part->is_submitted = false;
-  if (part->request->is_for_view()) ++view_requests_;
   part->sequence = under->sequence;
-  part->blockers = 0;
+  if (part->request->is_for_view()) ++view_requests_;
   if (!is_counted_ && !is_whole(*part)) begin_counting(ready);
   if (!is_counted_) {
     link_behind(part, under);
@@ -275,12 +260,6 @@ void Queue::mark_submitted(RequestPart* part, ReadyList* ready) noexcept {
 
 void Queue::insert_submitted(RequestPart* part, ReadyList* ready) noexcept {
   if (!is_counted_) begin_counting(ready);
-  part->queue = this;
-  part->views = nullptr;
-  part->holds_memory = false;
-  part->is_ahead = false;
-  part->sequence = 0;
-  part->blockers = 0;
   part->is_submitted = true;
   link_counted(part, nullptr);
   mark_granted(part);

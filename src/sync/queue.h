@@ -102,12 +102,12 @@ class Queue : public QueueBase {
   RequestPart* first() const noexcept { return head_; }
   View* first_view() const noexcept { return views_; }
 
-  // Appends a part. True if it is granted.
+  // Appends a part that has begun. True if it is granted.
   bool append(RequestPart* part, ReadyList* ready) noexcept;
-  // Appends a part that is not on a stream to a queue without parts; no view is in its way. It is granted.
-  void append_alone(RequestPart* part) noexcept {
-    part->next = part->previous = nullptr;
-    begin_part(part, true);
+  // Begins and appends a part that is not on a stream, in a queue without parts; no view is in its way. It is
+  // granted.
+  void append_alone(RequestPart* part, Request* request) noexcept {
+    begin_part(part, request, true);
     head_ = tail_ = part;
     if (!is_whole(*part)) {
       is_counted_ = true;
@@ -116,17 +116,17 @@ class Queue : public QueueBase {
       ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
     }
   }
-  // Appends a part of an op that is not on a stream. Requires is_simple_for(). True if it is granted.
-  bool append_next(RequestPart* part) noexcept {
+  // Begins and appends a part of an op that is not on a stream. Requires is_simple_for(). True if it is
+  // granted.
+  bool append_next(RequestPart* part, Request* op) noexcept {
     bool is_granted = true;
     if (head_ == nullptr) {
-      append_alone(part);
+      append_alone(part, op);
     } else {
       is_granted = first_waiting_ == nullptr && active_writers_ == 0 &&
                    (part->access == Access::kRead || active_readers_ == 0);
+      begin_part(part, op, is_granted);
       part->previous = tail_;
-      part->next = nullptr;
-      begin_part(part, is_granted);
       tail_ = tail_->next = part;
       if (is_granted) {
         ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
@@ -137,9 +137,9 @@ class Queue : public QueueBase {
     hold_memory(part);
     return is_granted;
   }
-  // Inserts a part before one that waits for views. True if it is granted.
+  // Inserts a part that has begun before one that waits for views. True if it is granted.
   bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;
-  // Inserts a granted part right behind the part under which it acts.
+  // Inserts a part that has begun right behind the part under which it acts. It is granted.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
   // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
   // it become views of the host; those of a lease also become bound. True if there is such a view.
@@ -164,7 +164,8 @@ class Queue : public QueueBase {
 
   // The work of a granted part has been submitted to a stream: grants the parts that wait only for this.
   void mark_submitted(RequestPart* part, ReadyList* ready) noexcept;
-  // Inserts a submitted part before all others, for work that was submitted before they came.
+  // Inserts a part that has begun before all others, as a submitted one: its work was submitted before they
+  // came.
   void insert_submitted(RequestPart* part, ReadyList* ready) noexcept;
 
   // The granted part of this actor, or of the op that runs in this thread, that overlaps extent: the
@@ -288,15 +289,11 @@ class Queue : public QueueBase {
 
  private:
   // Of a part that is put in without a look at other parts.
-  void begin_part(RequestPart* part, bool is_granted) noexcept {
-    part->views = nullptr;
+  void begin_part(RequestPart* part, Request* request, bool is_granted) noexcept {
+    part->begin(request);
     part->sequence = next_sequence_++;
-    part->needs_grant = false;
-    part->is_appended = part->is_queued = true;
+    part->is_queued = true;
     part->is_granted = is_granted;
-    part->waits_for_host = part->is_overwriting = false;
-    part->is_ahead = part->holds_memory = part->is_submitted = false;
-    part->blockers = 0;
   }
   // Of an op that is appended: its memory counts as held, unless it is small.
   void hold_memory(RequestPart* part) noexcept {

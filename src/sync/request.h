@@ -18,6 +18,7 @@ namespace tenon::impl {
 class Queue;
 class Request;
 struct Conflict;
+struct RequestPart;
 struct View;
 
 // The right of this process to use some bytes of shared memory (gate.h): a number that the gate returns, with
@@ -47,26 +48,12 @@ inline bool in_conflict(Access a, const Extent& in_a, Access b, const Extent& in
 // happens only while at most one of the two queues is in use; so a part or view stays in its queue.
 using Home = std::atomic<Queue*>;
 
-// The place of a request in one queue. Owned by the request; never moves while it is in a queue.
-struct RequestPart {
-  // Set by the request before it is appended.
-  Home* home = nullptr;
-  Extent extent;
-  Access access = Access::kRead;
-  bool is_overwrite = false;  // every byte will be written, none is read: heals earlier failures
-  bool is_for_host = false;   // of a request on a stream: the host uses these bytes, so no event suffices
-
-  // In a gated queue: it has no grant yet, so that nothing may act under it. Guarded by the lock of the
-  // queue.
+// The state of a part while its request is appended. Guarded by the lock of the queue.
+struct PartState {
+  uint32_t blockers = 0;     // in a counted queue: parts that conflict and are earlier, or later and granted
+  uint32_t index_place = 0;  // in a queue with an index
+  // In a gated queue: it has no grant yet, so that nothing may act under it.
   bool needs_grant = false;
-  // Other threads may read it with the lock of the queue and if needs_grant is false. Set before the part is
-  // appended if this process has the grant already.
-  GrantId grant = kNoGrant;
-
-  // Set by append(); constant while the request is appended. False: the request acts without this part.
-  bool is_appended = false;
-
-  // Guarded by the queue's lock.
   bool is_queued = false;
   bool is_granted = false;
   bool waits_for_host = false;
@@ -74,15 +61,38 @@ struct RequestPart {
   bool is_ahead = false;        // it was inserted before earlier parts (Queue::insert_before)
   bool holds_memory = false;    // of an op, on memory that is not small
   bool is_submitted = false;    // its work is on a stream and ends with the event of the request
-  uint32_t blockers = 0;     // in a counted queue: parts that conflict and are earlier, or later and granted
-  uint32_t index_place = 0;  // in a queue with an index
-  Request* request = nullptr;
-  Queue* queue = nullptr;
   // Its neighbours in the queue. Before it is linked: the parts before and behind which it will be inserted.
   RequestPart* next = nullptr;
   RequestPart* previous = nullptr;
   View* views = nullptr;  // taken under this part
   uint64_t sequence = 0;  // does not decrease along the queue
+};
+
+// The place of a request in one queue. Owned by the request; never moves while it is in a queue.
+struct RequestPart : PartState {
+  // Set by the request before it is appended.
+  Home* home = nullptr;
+  Extent extent;
+  Access access = Access::kRead;
+  bool is_overwrite = false;  // every byte will be written, none is read: heals earlier failures
+  bool is_for_host = false;   // of a request on a stream: the host uses these bytes, so no event suffices
+
+  // Set by append(); constant while the request is appended. False: the request acts without this part.
+  bool is_appended = false;
+  // Other threads may read it with the lock of the queue and if needs_grant is false. Set before the part is
+  // appended if this process has the grant already.
+  GrantId grant = kNoGrant;
+
+  // Guarded by the lock of the queue.
+  Request* request = nullptr;
+  Queue* queue = nullptr;  // set before begin()
+
+  // Before each use of the part: forgets the state of the last use.
+  void begin(Request* user) noexcept {
+    static_cast<PartState&>(*this) = PartState{};
+    is_appended = true;
+    request = user;
+  }
 };
 
 // A view of the ordinary code of the process. It is open as long as a NumPy array or a tensor lives. Views of

@@ -161,7 +161,6 @@ Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
 }
 
 Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
-  part.waits_for_host = false;
   const Queue& queue = *part.queue;
   if (queue.is_plain() && !queue.has_views() && !queue.has_view_requests()) [[likely]]
     return Appended::kGranted;
@@ -204,7 +203,6 @@ Appended check_views(RequestPart& part, Request& request, Standing* standing, Co
 Appended check_synchronous(RequestPart& part, Request& request, Standing* standing,
                            Conflict* conflict) noexcept {
   Queue& queue = *part.queue;
-  part.waits_for_host = false;
   if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (queue.has_parts()) {
     RequestPart* const own = own_part_in(queue, part.extent, part.access);
@@ -260,8 +258,7 @@ bool append_to_all(Request& op, uint32_t* missing) noexcept {
       queue.lock.unlock();
       break;
     }
-    part.request = &op;
-    *missing += queue.append_next(&part) ? 0 : 1;
+    *missing += queue.append_next(&part, &op) ? 0 : 1;
     last = &queue;
   }
   const bool is_appended = n == parts.size();
@@ -281,8 +278,7 @@ bool append_to_one(Request& op, uint32_t* missing) noexcept {
   part.queue = &queue;
   if (op.is_on_stream() || !queue.is_simple_for(part)) [[unlikely]]
     return false;
-  part.request = &op;
-  *missing = queue.append_next(&part) ? 0 : 1;
+  *missing = queue.append_next(&part, &op) ? 0 : 1;
   op.missing.store(*missing, std::memory_order_relaxed);
   queue.lock.unlock();
   return true;
@@ -314,9 +310,7 @@ Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noe
   request.born_in = this_thread.running;
   bool is_gated = false;
   for (RequestPart& e : parts) {
-    e.is_appended = true;
-    e.request = &request;
-    e.needs_grant = false;
+    e.begin(&request);
     is_gated |= e.queue->gate() != nullptr;
   }
   request.is_gated = is_gated;
@@ -640,9 +634,9 @@ void close_view(View& view, Request& rest) noexcept {
   part.home = view.home;
   part.extent = view.extent;
   part.access = view.access;
-  part.request = &rest;
-  part.is_appended = true;
   Queue& queue = lock_queue_of(view);
+  part.queue = &queue;
+  part.begin(&rest);
   // Other processes wait until the work on the stream is done.
   part.grant = std::exchange(view.grant, kNoGrant);
   rest.is_gated = part.grant != kNoGrant;
