@@ -88,6 +88,17 @@ def test_pickled_arrays_come_back_equal(protocol, dtype):
     assert b.writable
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float6_e2m3fn"])
+def test_packed_arrays_that_end_inside_of_a_byte_are_pickled(protocol, dtype):
+    pool = tn.TensorPool("1 MiB", inline=2)
+    for n in (1, 3, 5):
+        a = tn.from_buffer(bytearray(b"\x21\x43\x65\x07")[: -(-n * tn.dtype(dtype).bits // 8)], dtype, n)
+        for b in (pickle.loads(pickle.dumps(a, protocol)), tn.loads(pool.dumps([a]))[0]):
+            assert (b.shape, b.dtype, b.tobytes()) == (a.shape, a.dtype, a.tobytes())
+            assert b.writable
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (2, 3, 4)])
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_all_shapes_are_pickled(shape, protocol):

@@ -36,9 +36,8 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
     source = array if axes is None else array.transpose(axes)
     if not source.is_contiguous():
         source, axes = array.copy(), None
-    content = source.reshape(-1).view("uint8")
-    is_padded = array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
-    rebuild = rebuild_padded_array if is_padded else rebuild_array
+    content = bytes_of(source)
+    rebuild = rebuild_padded_array if has_padding(array) else rebuild_array
     about = (array.dtype.name, source.shape)
     if protocol < 5:
         parts: tuple[Any, ...] = rebuild, (bytearray(content), *about)
@@ -46,6 +45,18 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
         buffers = pickle.PickleBuffer(bytearray(1)), pickle.PickleBuffer(content)
         parts = rebuild_from_buffers, (*buffers, rebuild, *about)
     return parts if axes is None else (rebuild_transposed, (*parts, axes))
+
+
+def has_padding(array: _core.NDArray) -> bool:
+    """Whether each element of fewer than 8 bits has a byte of its own."""
+    return array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
+
+
+def bytes_of(array: _core.NDArray) -> _core.NDArray:
+    """The bytes of an array in C order: its memory, or a copy if packed elements end inside of a byte."""
+    if array.itemsize == 0 and array.size * array.dtype.bits * array.dtype.lanes % 8 != 0:
+        return _core.from_buffer(bytearray(array.tobytes()), "uint8")
+    return array.reshape(-1).view("uint8")
 
 
 def _axes_in_memory(array: _core.NDArray) -> tuple[int, ...] | None:

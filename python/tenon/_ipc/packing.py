@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from .._array.pickle import rebuild_padded_array
+from .._array.pickle import bytes_of, has_padding, rebuild_array, rebuild_padded_array
 from .._core import NDArray
 from .._errors import log
 from .elements import aligned, dtype_of, dtype_spec, strides_in_order
@@ -167,10 +168,9 @@ class Packer:
             array = array.transpose(axes)
             if not array.is_contiguous():
                 array, axes = array.transpose(_inverse(axes)).copy(), None
-        content = array.reshape(-1).view("uint8")
-        is_padded = array.dtype.bits * array.dtype.lanes % 8 != 0 and array.itemsize != 0
+        content = bytes_of(array)
         source = self._add(_Source(content.nbytes, functools.partial(_write_ndarray, content)))
-        return "m", source, array.dtype.name, array.shape, axes, is_padded
+        return "m", source, array.dtype.name, array.shape, axes, has_padding(array)
 
     def _spec_of_tensor(self, tensor: Any) -> tuple[Any, ...] | None:
         from . import tensors
@@ -361,10 +361,12 @@ class Unpacker:
         return np.frombuffer(data, dtype_of(dtype))[0]
 
     def _tenon(self, source: int, dtype: str, shape: tuple[int, ...], axes: Any, is_padded: bool) -> NDArray:
+        memory, offset, nbytes = self._places[source]
         if is_padded:
             array = rebuild_padded_array(self._memory(source), dtype, shape)
+        elif nbytes * 8 != math.prod(shape) * _core.dtype(dtype).bits * _core.dtype(dtype).lanes:
+            array = rebuild_array(self._memory(source), dtype, shape)
         else:
-            memory, offset, nbytes = self._places[source]
             array = self._ndarray(memory)[offset : offset + nbytes].view(dtype).reshape(shape)
         return array if axes is None else array.transpose(_inverse(axes))
 
