@@ -10,6 +10,7 @@
 //   f  8 bytes     float                     x        the number of a leaf
 //   c  16 bytes    complex
 //   s S b B  n, n bytes: str in UTF-8, str with lone surrogates, bytes, bytearray
+//   y  the number of an array that the caller carries
 //   A  NumPy's number of the type, number of axes, shape, elements: an array of NumPy
 #include "message_format.h"
 
@@ -140,7 +141,8 @@ class Numbers {
 
 class Encoder {
  public:
-  explicit Encoder(size_t most_inline) noexcept : most_inline_(most_inline) {}
+  explicit Encoder(size_t most_inline, const TakeArray* take = nullptr) noexcept
+      : most_inline_(most_inline), take_(take) {}
 
   // False: a cycle goes through a tuple or a frozenset.
   bool write(PyObject* object, int level = 0);
@@ -159,6 +161,7 @@ class Encoder {
     bytes_.put(data, static_cast<size_t>(n));
   }
   bool write_array(PyObject* object);
+  bool write_taken(PyObject* object);
   bool write_list(PyObject* list, int level);
   bool write_dict(PyObject* dict, int level);
   bool write_tuple(PyObject* tuple, int level);
@@ -179,6 +182,7 @@ class Encoder {
   }
 
   const size_t most_inline_;
+  const TakeArray* const take_;
   Bytes bytes_;
   Numbers numbers_;
   nb::object leaves_;  // a list; null: there are none
@@ -216,6 +220,18 @@ bool Encoder::write_array(PyObject* object) {
   bytes_.put_number(static_cast<uint64_t>(array.ndim));
   for (int i = 0; i < array.ndim; ++i) bytes_.put_number(static_cast<uint64_t>(array.shape[i]));
   bytes_.put(array.data, array.nbytes);
+  return true;
+}
+
+bool Encoder::write_taken(PyObject* object) {
+  if (take_ == nullptr) return false;
+  bool is_cycle = false;
+  if (is_known(object, &is_cycle)) return true;
+  const int64_t number = (*take_)(object);
+  if (number < 0) return false;
+  numbers_.set(object, n_objects_++);
+  bytes_.put('y');
+  bytes_.put_number(static_cast<uint64_t>(number));
   return true;
 }
 
@@ -350,7 +366,7 @@ bool Encoder::write(PyObject* object, int level) {
     bytes_.put('c');
     return bytes_.put(parts.data(), sizeof parts), true;
   }
-  if (!write_array(object)) write_leaf(object);
+  if (!write_array(object) && !write_taken(object)) write_leaf(object);
   return true;
 }
 
@@ -358,8 +374,8 @@ bool Encoder::write(PyObject* object, int level) {
 
 class Decoder {
  public:
-  Decoder(std::string_view data, nb::handle leaves) noexcept
-      : at_(data.data()), end_(data.data() + data.size()), leaves_(leaves) {}
+  Decoder(std::string_view data, nb::handle leaves, nb::handle arrays) noexcept
+      : at_(data.data()), end_(data.data() + data.size()), leaves_(leaves), arrays_(arrays) {}
 
   nb::object read_all() {
     nb::object object = read(0);
@@ -421,11 +437,13 @@ class Decoder {
   nb::object read_int();
   nb::object read_text(const char* errors);
   nb::object read_array();
+  nb::object read_carried(nb::handle list);
   nb::object read_items(char tag, int level);
 
   const char* at_;
   const char* end_;
   nb::handle leaves_;
+  nb::handle arrays_;
   std::vector<nb::object> known_;
 };
 
@@ -453,6 +471,12 @@ nb::object Decoder::read_array() {
   array.nbytes = inline_nbytes(array.type, array.ndim, array.shape);
   array.data = take(array.nbytes);
   return known(make_inline(array));
+}
+
+nb::object Decoder::read_carried(nb::handle list) {
+  const uint64_t n = number();
+  if (!list.is_valid() || n >= nb::len(list)) fail("they refer to a leaf or array that they do not have");
+  return nb::borrow(PyList_GetItem(list.ptr(), static_cast<Py_ssize_t>(n)));
 }
 
 nb::object Decoder::read_items(char tag, int level) {
@@ -519,11 +543,8 @@ nb::object Decoder::read(int level) {
       if (n >= known_.size()) fail("they refer to an object that they do not have");
       return known_[static_cast<size_t>(n)];
     }
-    case 'x': {
-      const uint64_t n = number();
-      if (!leaves_.is_valid() || n >= nb::len(leaves_)) fail("they refer to a leaf that they do not have");
-      return nb::borrow(PyList_GetItem(leaves_.ptr(), static_cast<Py_ssize_t>(n)));
-    }
+    case 'x': return read_carried(leaves_);
+    case 'y': return known(read_carried(arrays_));
     case 'A': return read_array();
     default: fail("a tag is unknown");
   }
@@ -539,15 +560,17 @@ PlainObject encode_plain(nb::handle object, size_t most_inline) {
   return whole.result();
 }
 
-bool encode_if_plain(nb::handle object, size_t most_inline,
+bool encode_if_plain(nb::handle object, size_t most_inline, const TakeArray& take,
                      const std::function<void(std::string_view)>& use) {
-  Encoder encoder(most_inline);
+  Encoder encoder(most_inline, &take);
   if (!encoder.write(object.ptr()) || encoder.has_leaves()) return false;
   use(encoder.bytes());
   return true;
 }
 
-nb::object decode_plain(std::string_view data, nb::handle leaves) { return Decoder(data, leaves).read_all(); }
+nb::object decode_plain(std::string_view data, nb::handle leaves, nb::handle arrays) {
+  return Decoder(data, leaves, arrays).read_all();
+}
 
 void add_message_format(nb::module_& module) {
   module.def(

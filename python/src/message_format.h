@@ -8,6 +8,7 @@
 // the byte order of this machine: messages do not go to other machines.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string_view>
 
@@ -38,18 +39,22 @@ struct PlainObject {
   nb::object leaves;  // a list: each leaf once
 };
 
+// The number of an array that the caller carries, another for each call; -1: it does not carry the object.
+using TakeArray = std::function<int64_t(PyObject* object)>;
+
 // A cycle that goes through a tuple or a frozenset makes the whole object a leaf. Arrays of NumPy of fewer
 // than `most_inline` bytes are written, too, if describe_inline() takes them. Throws RecursionError (nested
 // too deeply), RuntimeError (another thread changes it).
 PlainObject encode_plain(nb::handle object, size_t most_inline);
 
-// Calls use(bytes) if the object has no leaves. The bytes are valid during the call. Throws as
-// encode_plain().
-bool encode_if_plain(nb::handle object, size_t most_inline, const std::function<void(std::string_view)>& use);
+// Calls use(bytes) if the object has no leaves but those that take() takes. The bytes are valid during the
+// call. Throws as encode_plain().
+bool encode_if_plain(nb::handle object, size_t most_inline, const TakeArray& take,
+                     const std::function<void(std::string_view)>& use);
 
-// The object of such bytes; leaves: a list, or null. Throws ValueError if they are no such bytes, whatever
-// they are.
-nb::object decode_plain(std::string_view data, nb::handle leaves);
+// The object of such bytes. leaves, arrays: lists, by number; null: there are none. Throws ValueError if they
+// are no such bytes, whatever they are.
+nb::object decode_plain(std::string_view data, nb::handle leaves, nb::handle arrays = {});
 
 void add_message_format(nb::module_& module);
 

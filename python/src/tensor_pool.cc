@@ -143,14 +143,21 @@ class NativePool {
 
   int32_t owns(const Array& array) { return tenon_tensor_pool_owns(here(), array.get()); }
 
-  // A message of an object without leaves; null: it has some, or the pool has too many messages.
+  // A message of an object without leaves but arrays of the pool. Null: it has others, the pool has too many
+  // messages, or views keep an array.
   nb::object dumps_plain(nb::handle value, const MessageLimits& limits) {
+    std::vector<Array> arrays;
+    const auto take = [&](PyObject* object) -> int64_t {
+      if (!is_ndarray(object) || tenon_tensor_pool_owns(here(), array_of(object)) == 0) return -1;
+      arrays.push_back(share(object));
+      return static_cast<int64_t>(arrays.size()) - 1;
+    };
     nb::object message;
     try {
-      encode_if_plain(value, inline_nbytes,
-                      [&](std::string_view tree) { message = sent({}, {"", tree, "", "", ""}, limits); });
+      encode_if_plain(value, inline_nbytes, take,
+                      [&](std::string_view tree) { message = sent(arrays, {"", tree, "", "", ""}, limits); });
     } catch (const Error& error) {
-      if (error.code() != TENON_ERR_NO_MEMORY) throw;
+      if (error.code() != TENON_ERR_NO_MEMORY && error.code() != TENON_ERR_LEASE_CONFLICT) throw;
     }
     return message;
   }
@@ -287,15 +294,19 @@ PyObject* dumps(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObje
 
 nb::object bytes_of(std::string_view part) { return nb::bytes(part.data(), part.size()); }
 
-std::vector<Array> open_core(const Message& message, bool is_writable) {
+// A list of the arrays; null: there are none.
+nb::object open_core(const Message& message, bool is_writable) {
   std::vector<tenon_array*> raw(message.n_arrays);
   uint32_t n = 0;
   const std::string_view core = message.parts[kCore];
   call(tenon_message_open, static_cast<const void*>(core.data()), core.size(),
        is_writable ? 0U : uint32_t{TENON_READONLY}, raw.data(), message.n_arrays, &n);
+  if (n == 0) return {};
   std::vector<Array> arrays;
   for (uint32_t i = 0; i < n; ++i) arrays.push_back(Array::steal(raw[i]));
-  return arrays;
+  nb::list list;
+  for (Array& array : arrays) list.append(nb::cast(std::move(array)));
+  return list;
 }
 
 void check_message(std::string_view bytes, const Message& message) {
@@ -343,13 +354,11 @@ PyObject* loads(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* k
   if (has_arrays_only && !parts[kPickle].empty()) {
     raise(PyExc_ValueError, "the message has objects that are pickled, and arrays_only=True refuses them");
   }
-  std::vector<Array> arrays = open_core(message, is_writable);
-  if (parts[kArrays].empty()) return decode_plain(parts[kTree], nb::handle()).release().ptr();
-  nb::list memories;
-  for (Array& array : arrays) memories.append(nb::cast(std::move(array)));
+  const nb::object arrays = open_core(message, is_writable);
+  if (parts[kArrays].empty()) return decode_plain(parts[kTree], {}, arrays).release().ptr();
   return callback(Callback::kLoadsParts)(bytes_of(parts[kTree]), bytes_of(parts[kArrays]),
-                                         bytes_of(parts[kPickle]), bytes_of(parts[kSmall]), memories,
-                                         is_writable)
+                                         bytes_of(parts[kPickle]), bytes_of(parts[kSmall]),
+                                         arrays.is_valid() ? arrays : nb::list(), is_writable)
       .release()
       .ptr();
 }

@@ -141,13 +141,14 @@ def test_bytes_that_nobody_wrote_give_a_value_error():
         for _ in range(rng.randrange(1, 4)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         cases.append(bytes(changed))
-    tags = b"NTFiIfcsSbBltdezrxA\0\1\2\x7f\x80\xff"
+    tags = b"NTFiIfcsSbBltdezrxyA\0\1\2\x7f\x80\xff"
     cases += [bytes(rng.choices(tags, k=rng.randrange(40))) for _ in range(20_000)]
     cases += [
         b"l" + b"\xff" * 9 + b"\1",
         b"A\x0b\2" + b"\xff" * 8 + b"\x7f" + b"\2",
         b"s\5ab",
         b"x\1",
+        b"y\0",
         b"r\0",
     ]
     n_read = 0
