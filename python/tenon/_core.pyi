@@ -1618,7 +1618,8 @@ class NativePool:
             The deadline in seconds: afterwards the message cannot be opened. None: no deadline. Default: that
             of the pool.
         receivers : int or iterable of int, optional
-            The numbers (pid) of the processes that may open it. The message ends when all of them have ended.
+            The numbers (pid) of the processes for which it is: it ends when all of them have ended. Other
+            processes can open it, too.
         when_full : {'wait', 'raise', 'inline'}, optional
             Default: that of the pool.
 

@@ -6,10 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 ALIGNMENT = 64
+_PAGE = 4096
 
 
 def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def whole_pages(nbytes: int) -> int:
+    """What a block of a pool takes."""
+    return -(-nbytes // _PAGE) * _PAGE
 
 
 def strides_in_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1) -> tuple[int, ...]:
@@ -40,6 +46,14 @@ def dtype_spec(dtype: Any) -> Any:
         return spec if dtype_of(spec) == dtype else None
     except (TypeError, ValueError):  # fields that overlap
         return None
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether the elements have fewer than 8 bits, as int4 of ml_dtypes: NumPy has one in each byte."""
+    if dtype.type.__module__ != "ml_dtypes":
+        return False
+    bits = dtype.name.lstrip("abcdefghijklmnopqrstuvwxyz").partition("_")[0]
+    return int(bits) < 8
 
 
 def dtype_of(spec: Any) -> Any:

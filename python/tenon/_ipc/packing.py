@@ -20,7 +20,7 @@ from .. import _core
 from .._array.pickle import bytes_of, has_padding, rebuild_array, rebuild_padded_array
 from .._core import NDArray
 from .._errors import log
-from .elements import aligned, dtype_of, dtype_spec, strides_in_order
+from .elements import aligned, dtype_of, dtype_spec, is_narrow, strides_in_order, whole_pages
 
 _SHARED_NBYTES = 1 << 20  # copied arrays of fewer bytes share a block; larger ones have one of their own
 
@@ -112,7 +112,8 @@ class Packer:
             if type(value) is np.ndarray:
                 return self._spec_of_numpy(value)
             if isinstance(value, np.generic):
-                dtype = dtype_spec(value.dtype)
+                is_plain = type(value) is value.dtype.type and value.itemsize != 0
+                dtype = dtype_spec(value.dtype) if is_plain else None
                 return None if dtype is None else ("s", dtype, value.tobytes())
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):
@@ -198,13 +199,15 @@ class Packer:
                 f"an array of JAX of shape {array.shape} is on {devices[0]}, and messages go through the "
                 "memory of the host: send jax.device_put(array, jax.devices('cpu')[0])"
             )
+        if array.weak_type or is_narrow(array.dtype):
+            return None
         dtype = dtype_spec(array.dtype)
         return None if dtype is None else ("j", self._copied(np.asarray(array)), dtype, array.shape)
 
     def lay_out(self, inline: float) -> tuple[list[tuple[int, int, int]], int, list[int]]:
         """Where each source goes: (memory, offset, nbytes), where memory -1 is that of small arrays, and the
         lent arrays are the first ones; the size of that memory; the sizes of the blocks to take from the
-        pool. inline: the size from which on an array goes to the pool."""
+        pool, in whole pages. inline: the size from which on an array goes to the pool."""
         places, small, blocks, together = [], 0, [], 0
         for number, source, at in self._tensors:
             if at == 0:
@@ -225,9 +228,9 @@ class Packer:
                 together += nbytes
             else:
                 places.append((first + len(blocks), 0, source.nbytes))
-                blocks.append(nbytes)
+                blocks.append(whole_pages(nbytes))
         if is_shared_used:
-            blocks[0] = together
+            blocks[0] = whole_pages(together)
         return places, small, blocks
 
     def write(self, places: list[tuple[int, int, int]], memories: Callable[[int], Any]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import threading
@@ -108,7 +109,7 @@ class TensorPool(NativePool):
             nbytes_from(inline, "inline"),
         )
         self.when_full: WhenFull = _core.checked_policy(when_full)
-        self._room = threading.RLock()  # a message takes all of its blocks, or none; a handler may send, too
+        self._room = threading.RLock()  # of the message that waits for its blocks; a handler may send, too
         _most_linger = max(_most_linger or 0.0, seconds(linger, "linger"))
         _pools.add(self)
 
@@ -167,14 +168,11 @@ class TensorPool(NativePool):
 
         pauses = _pauses()
         while True:
-            if self._room.acquire(blocking=False):
-                try:
-                    return take()
-                except MemoryError as error:
-                    if policy != "wait" or not _may_pass(error):
-                        raise
-                finally:
-                    self._room.release()
+            try:
+                return take()
+            except MemoryError as error:
+                if policy != "wait" or not _may_pass(error):
+                    raise
             await asyncio.sleep(next(pauses))
 
     def handle(
@@ -191,6 +189,8 @@ class TensorPool(NativePool):
         Parameters and errors are those of `dumps`."""
         from .packing import Packer
 
+        if type(array) is NDArray and array.shared:
+            raise TypeError("the array lies in shared memory and not in a pool: send array.copy()")
         if Packer(lambda _: True).number_of(array) is None:
             raise TypeError(f"a handle is of an array, and not of a {type(array).__name__}")
         return self.dumps(
@@ -272,11 +272,13 @@ class _Draft:
         packer = self._packer
         places, small, blocks = packer.lay_out(self._pool.inline)
         try:
-            if sum(blocks) > self._pool.budget:
-                raise _NeverFits(
-                    f"the arrays of the message take {sum(blocks)} bytes, the pool has {self._pool.budget}"
-                )
-            taken = [self._pool._empty(nbytes, "uint8", wait) for nbytes in blocks]
+            lent = [array.nbytes for array in packer.lent if self._pool._owns(array) == 1]
+            needed = sum(blocks) + max(lent, default=0)  # at least: several may be of the same memory
+            if blocks and needed > self._pool.budget and needed > (budget := self._pool.stats()["budget"]):
+                raise _NeverFits(f"the arrays of the message take {needed} bytes, the pool has {budget}")
+            # Two messages that wait for each other's blocks would wait forever. Others need no turn.
+            with self._pool._room if wait is None and blocks else contextlib.nullcontext():
+                taken = [self._pool._empty(nbytes, "uint8", wait) for nbytes in blocks]
         except MemoryError:
             if policy != "inline":
                 raise
@@ -312,8 +314,7 @@ def dumps_parts(pool: TensorPool, value: Any, limits: MessageLimits, when_full: 
     """`TensorPool.dumps` for objects that are not plain, or if the pool has too many messages."""
     policy = when_full or pool.when_full
     draft = _Draft(pool, value)
-    with pool._room:
-        draft.take_room(None if policy == "wait" else 0.0, policy)
+    draft.take_room(None if policy == "wait" else 0.0, policy)
     for pause in _pauses():
         try:
             return draft.sent(limits)

@@ -96,6 +96,9 @@ class StorageSource:
             self.write = functools.partial(_write_elements, first.detach(), strides)
             self.places = [(strides, 0)]
             return
+        begin -= begin % max(
+            tensor.element_size() for tensor in self.tensors
+        )  # their offsets are in elements
         self.nbytes = end - begin
         self.write = functools.partial(_write_span, first, begin, end)
         self.places = [
@@ -117,7 +120,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _write_span(tensor: torch.Tensor, begin: int, end: int, memory: Any) -> None:
-    source = torch.empty(0, dtype=torch.uint8)
+    source = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever torch.set_default_device() says
     source.set_(tensor.untyped_storage(), begin, (end - begin,), (1,))
     memory[...] = source.numpy()
 
@@ -147,7 +150,7 @@ def tensor_on(
     is_parameter: bool,
 ) -> torch.Tensor:
     dtype = getattr(torch, dtype_name)
-    tensor = torch.empty(0, dtype=dtype)
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
     tensor.set_(storage, offset // tensor.element_size(), shape, strides)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad)

@@ -132,6 +132,29 @@ class Labelled:
         self.__dict__.update(members)
 
 
+def test_tensors_of_one_storage_keep_their_elements_if_their_sizes_differ(pool):
+    torch = pytest.importorskip("torch")
+    memory = torch.arange(4096, dtype=torch.uint8)
+    for tensors in ([memory[8:].view(torch.int64), memory[3:]], [memory[20:24].view(torch.int32), memory[7:]]):
+        for one, got in zip(tensors, tn.loads(pool.dumps(tensors)), strict=True):
+            assert torch.equal(one, got) and one.dtype == got.dtype
+
+
+def test_tensors_do_not_depend_on_the_default_device(pool):
+    torch = pytest.importorskip("torch")
+    tensors = [torch.arange(1000), torch.arange(1000)[::3]]
+    with torch.device("meta"):
+        got = tn.loads(pool.dumps(tensors))
+    assert all(map(torch.equal, tensors, got))
+
+
+def test_scalars_of_numpy_keep_class_dtype_and_value(pool):
+    record = np.array([(1, 2.0)], "i4, f8")[0]
+    for one in (np.float64(1.5), np.str_(""), np.str_("a"), np.bytes_(b""), np.datetime64("2020"), record):
+        read = tn.loads(pool.dumps([one, np.zeros(1000)]))[0]
+        assert type(read) is type(one) and read.dtype == one.dtype and read == one
+
+
 def test_subclasses_keep_class_and_attributes(pool):
     torch = pytest.importorskip("torch")
     from torch.testing._internal.two_tensor import TwoTensor
@@ -165,6 +188,9 @@ def test_other_libraries_get_their_own_kinds(pool):
         jaxes = jax.numpy.arange(2.0 * n).reshape(n, 2)
         read = tn.loads(pool.dumps(jaxes))
         assert isinstance(read, jax.Array) and read.dtype == jaxes.dtype and (read == jaxes).all()
+        narrow = jax.numpy.ones((n, 2), "int4")
+        read = tn.loads(pool.dumps(narrow))
+        assert read.dtype == narrow.dtype and (read == narrow).all()
         buffer = arrow.py_buffer(b"x" * n)
         table = arrow.table({"a": np.arange(n), "b": ["x"] * n})
         assert tn.loads(pool.dumps([buffer, table])) == [buffer, table]
@@ -511,6 +537,30 @@ def test_a_full_pool_waits_for_a_release(pool):
     assert tn.loads(sent[0]).sum() == MiB
 
 
+def test_a_message_that_waits_for_room_delays_only_others_that_wait(pool):
+    pixels = pool.empty(48 * MiB, "u1")
+    sent = []
+    thread = threading.Thread(target=lambda: sent.append(pool.dumps(np.ones(32 * MiB, "u1"))))
+    thread.start()
+    await_true(lambda: pool.stats()["waiting"] == 1)
+    with pytest.raises(MemoryError, match="no room"):
+        pool.dumps(np.ones(32 * MiB, "u1"), when_full="raise")
+    assert (tn.loads(pool.dumps(np.ones(MiB, "u1"), when_full="raise")) == 1).all()
+    assert tn.loads(pool.dumps(pixels)).nbytes == 48 * MiB  # its memory is free then
+    gc.collect()
+    thread.join()
+    assert tn.loads(sent[0]).sum() == 32 * MiB
+
+
+def test_a_message_that_never_fits_raises(pool):
+    page = 4096
+    arrays = [np.zeros(MiB + 1, "u1") for _ in range(64 * MiB // (MiB + page) + 1)]
+    with pytest.raises(MemoryError, match="the pool has"):
+        pool.dumps(arrays)
+    with pytest.raises(MemoryError, match="the pool has"):
+        pool.dumps([pool.empty(48 * MiB, "u1"), np.zeros(32 * MiB, "u1")])
+
+
 def test_a_signal_handler_may_send_while_a_call_waits(pool):
     held, sent = [pool.empty(60 * MiB, "u1")], []
 
@@ -603,6 +653,8 @@ def test_handles_are_messages_of_one_array(pool):
     assert in_child(lambda: tn.open(handle, writable=False).sum()) == 12_497_500
     with pytest.raises(TypeError, match="a handle is of an array"):
         pool.handle({"x": 1})
+    with pytest.raises(TypeError, match="shared memory"):
+        pool.handle(tn.zeros(5000, shared=True))
 
 
 INVALID = {
