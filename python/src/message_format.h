@@ -16,22 +16,28 @@
 
 namespace tenon::python {
 
-// The bytes of an object of Python with a buffer, in one piece. Throws what its class raises, BufferError.
+// The bytes of an object of Python with a buffer, in one piece. Other threads and processes may write to the
+// buffer, so they are a copy, unless it is of class bytes. Throws what its class raises, BufferError.
 class BytesOf {
  public:
   explicit BytesOf(nb::handle object) {
-    check_python(PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE));
+    if (PyBytes_CheckExact(object.ptr()) != 0) {
+      bytes_ = nb::borrow(object);
+      return;
+    }
+    Py_buffer buffer{};
+    check_python(PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE));
+    bytes_ = nb::steal(PyBytes_FromStringAndSize(static_cast<const char*>(buffer.buf), buffer.len));
+    PyBuffer_Release(&buffer);
+    if (!bytes_.is_valid()) nb::raise_python_error();
   }
-  BytesOf(const BytesOf&) = delete;
-  BytesOf& operator=(const BytesOf&) = delete;
-  ~BytesOf() { PyBuffer_Release(&buffer_); }
 
   std::string_view view() const noexcept {
-    return {static_cast<const char*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+    return {PyBytes_AsString(bytes_.ptr()), static_cast<size_t>(PyBytes_Size(bytes_.ptr()))};
   }
 
  private:
-  Py_buffer buffer_{};
+  nb::object bytes_;
 };
 
 struct PlainObject {

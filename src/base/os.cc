@@ -610,6 +610,9 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool i
     return {};
   }
   File file = File(opened).keep();
+  // A process of root can open the files of all users, who must not choose what it reads.
+  struct stat status{};
+  if (fstat(opened, &status) != 0 || status.st_uid != user()) return {};
   // Between the two calls the process may have ended, and its pid and descriptor may be reused.
   const auto same = memory_name(concat("/proc/self/fd/", opened));
   return same && *same == *name ? std::move(file) : File();

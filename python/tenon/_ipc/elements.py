@@ -57,7 +57,15 @@ def is_narrow(dtype: Any) -> bool:
 
 
 def dtype_of(spec: Any) -> Any:
-    """The dtype that dtype_spec() has described."""
+    """The dtype that dtype_spec() has described. Raises ValueError for a dtype of objects: bytes would be
+    their addresses."""
+    dtype = _dtype_of(spec)
+    if dtype.hasobject:
+        raise ValueError(f"the message has an array of dtype {dtype}, whose elements cannot be sent so")
+    return dtype
+
+
+def _dtype_of(spec: Any) -> Any:
     import numpy as np
 
     if type(spec) is str:

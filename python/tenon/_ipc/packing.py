@@ -309,6 +309,8 @@ class Unpacker:
 
     def __init__(self, about: Any, memories: list[NDArray], small: NDArray | None, writable: bool) -> None:
         self.leaves, self._specs, self._places, self._buffers = about
+        if any(offset < 0 or nbytes < 0 for _, offset, nbytes in self._places):
+            raise ValueError("the message has an array outside of its memory")
         self._memories = memories
         self._small = small
         self._writable = writable
