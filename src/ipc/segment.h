@@ -132,6 +132,12 @@ class Segment {
   bool use(uint32_t block, uint32_t generation) noexcept;
   // Ends a use. True: it was the last one of the block in this process.
   bool leave(uint32_t block) noexcept;
+  // Counts among users(): the segment stays open, as for a block, until the second call.
+  void begin_stay() noexcept { users_.fetch_add(1, std::memory_order_relaxed); }
+  void end_stay() noexcept {
+    // pairs with: Segment::users, "a use that has ended"
+    users_.fetch_sub(1, std::memory_order_release);
+  }
   // Frees the block if no process uses it and no handle on it is unopened. Creator only.
   bool free_if_unused(uint32_t block) noexcept;
   // The same in two steps, between which no process can use the block. The first one may be repeated, if
@@ -148,7 +154,7 @@ class Segment {
   bool needs_cleaner() const noexcept;
   Cleaner& cleaner() noexcept { return cleaner_; }
   bool is_creator() const noexcept { return is_creator_; }
-  // The number of uses of all blocks by this process.
+  // The number of uses of all blocks by this process, and of stays.
   uint32_t users() const noexcept {
     // pairs with: Segment::leave, "a use that has ended"
     return users_.load(std::memory_order_acquire);

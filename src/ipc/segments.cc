@@ -137,8 +137,8 @@ void Segments::begin_sweeps() noexcept {
 void Segments::end_use(void* owner) {
   Segments& self = instance();
   auto* const use = static_cast<BlockUse*>(owner);
-  (void)use->segment->leave(use->block);
   const bool is_of_pool = use->segment->is_tensor_pool();
+  (void)use->segment->leave(use->block);
   use->segment = nullptr;
   BlockUse* head = self.ended_uses_.load(std::memory_order_relaxed);
   do {

@@ -54,6 +54,13 @@ bool is_kept(const Segment& segment, const MessageRecord& record) noexcept {
   throw Error(Code::kGone, concat("the message cannot be opened: ", text()), static_cast<int32_t>(reason));
 }
 
+// Arrays of this process lie there. A message that it has sent may use the block without them.
+bool has_arrays_on(Segment& segment, uint32_t block, Access access) {
+  if (block >= segment.header().blocks || !segment.is_used_here(block)) return false;
+  const uint64_t nbytes = segment.block(block).nbytes.load(std::memory_order_relaxed);
+  return nbytes == 0 || Storage::find(segment.data_of(block), nbytes, access);
+}
+
 void check_reachable(const MessageHead& message) {
   constexpr const char* kCannot = "the message cannot be opened: ";
   if (message.boot != os::boot()) {
@@ -259,7 +266,7 @@ void TensorPools::revoke(std::span<const std::byte> bytes) {
   };
   const auto at = std::ranges::find_if(from, is_it);
   if (at == from.end()) {
-    if (own != nullptr) return;
+    if (own != nullptr || os::Process{head.pid, head.start} == os::this_process()) return;
     throw_error(Code::kValue, "process ", head.pid, " has sent this message, not this process, ",
                 os::this_process().pid);
   }
@@ -389,9 +396,8 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
     std::vector<Segments::Use> uses;
     for (const ReadArray& array : message.all) {
       Segment& segment = opened.of(array);
-      // After the end of the message: only what this process still has.
-      const bool may_use = status == MessageStatus::kLive ||
-                           (array.block < segment.header().blocks && segment.is_used_here(array.block));
+      const bool may_use =
+          status == MessageStatus::kLive || has_arrays_on(segment, array.block, Access::kRead);
       auto use = std::make_unique<Segments::BlockUse>(
           Segments::BlockUse{&segment, array.block, segment.header().id});
       if (!may_use || !segment.use(array.block, array.generation)) {
@@ -404,7 +410,10 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
     for (size_t i = 0; i < uses.size(); ++i) {
       const ReadArray& array = message.all[i];
       check_dtype(array.dtype);
-      const bool is_in_place = (array.flags & kHandedOver) != 0 && !is_readonly;
+      // After the end of the message, this process may have sent its read-only arrays on.
+      const bool is_in_place =
+          (array.flags & kHandedOver) != 0 && !is_readonly &&
+          (status == MessageStatus::kLive || has_arrays_on(opened.of(array), array.block, Access::kWrite));
       const uint32_t flags = (array.flags & TENON_SUBBYTE_PADDED) | (is_in_place ? 0 : TENON_READONLY);
       has_copies |= !is_in_place && !is_readonly;
       const Ref<Storage> storage = segments_.storage_of(std::move(uses[i]), !is_in_place);
@@ -466,6 +475,7 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
     live.has_opens = true;
     live.until_ns = until(timeout_ns);
     live.holds.reserve(message.all.size());
+    live.segment->begin_stay();  // for the record: the arrays may lie in other segments
     bool is_kept = true;
     for (const ReadArray& array : message.all) {
       Segment& segment = opened.of(array);

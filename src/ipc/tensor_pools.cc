@@ -306,6 +306,8 @@ void TensorPools::end_hold(const Hold& hold) noexcept {
 void TensorPools::finish(Messages& from, Messages::iterator at, Messages* ended) noexcept {
   for (const Hold& hold : at->holds) end_hold(hold);
   if (ended == nullptr) {
+    at->segment->end_stay();
+    segments_.open_.note_left(at->segment->header().id, 0);
     from.erase(at);
     return;
   }
@@ -374,6 +376,7 @@ void TensorPools::become_child() noexcept {
   };
   for (const auto& [id, own] : own_) std::ranges::for_each(own->live, leave);
   std::ranges::for_each(kept_, leave);
+  for (const Live& live : kept_) live.segment->end_stay();
   own_.clear();
   kept_.clear();
   opened_.clear();

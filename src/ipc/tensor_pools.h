@@ -108,7 +108,7 @@ class TensorPools {
   Segments& segments_;
   // Guarded by Segments::lock_.
   std::map<SegmentId, std::unique_ptr<Own>> own_;
-  Messages kept_;                                              // of other processes, which this one keeps
+  Messages kept_;                                              // of other processes; their segments stay open
   std::map<std::pair<SegmentId, uint32_t>, uint32_t> opened_;  // segment, record -> generation
   size_t forget_at_ = 64;
   std::set<std::string, std::less<>> sites_;

@@ -135,7 +135,10 @@ class Labelled:
 def test_tensors_of_one_storage_keep_their_elements_if_their_sizes_differ(pool):
     torch = pytest.importorskip("torch")
     memory = torch.arange(4096, dtype=torch.uint8)
-    for tensors in ([memory[8:].view(torch.int64), memory[3:]], [memory[20:24].view(torch.int32), memory[7:]]):
+    for tensors in (
+        [memory[8:].view(torch.int64), memory[3:]],
+        [memory[20:24].view(torch.int32), memory[7:]],
+    ):
         for one, got in zip(tensors, tn.loads(pool.dumps(tensors)), strict=True):
             assert torch.equal(one, got) and one.dtype == got.dtype
 
@@ -291,6 +294,34 @@ def test_several_readers_do_not_see_each_others_writes(pool):
     assert in_child(write) == in_child(write) == 5000 * 7
     read = tn.loads(message)
     assert read["a"].sum() == 5000 and read["t"].sum() == 5000
+
+
+def test_a_message_that_was_sent_on_is_not_opened_for_writing_again(pool):
+    pixels = pool.put(np.ones(5 * MiB, "u1"))
+    first = pool.dumps(pixels)
+    second = pool.dumps(tn.loads(first))
+    with pytest.raises(tn.MessageGone, match="opened"):
+        tn.loads(first)
+    assert tn.loads(second).nbytes == 5 * MiB
+
+    def send_on(end):
+        ours = tn.loads(message, writable=False)
+        end.send_bytes(pool.dumps(ours, opens=None))
+        end.recv()
+        again = tn.loads(message)  # shares no memory with what was sent on
+        again.numpy()[...] = 9
+        end.send(True)
+        end.recv()
+
+    message = pool.dumps(pool.put(np.ones(5 * MiB, "u1")))
+    here, there = fork.Pipe()
+    process = fork.Process(target=send_on, args=(there,))
+    process.start()
+    read = tn.loads(here.recv_bytes(), writable=False)
+    here.send(True)
+    assert here.recv() and (np.asarray(read) == 1).all()
+    here.send(True)
+    process.join()
 
 
 def test_readers_may_ask_for_read_only_arrays(pool):
@@ -496,6 +527,20 @@ def test_a_child_of_multiprocessing_passes_its_messages_to_its_parent(method):
     assert tn.loads(messages[0])["x"].sum() == 5000 and tn.loads(messages[1]) == {"small": 1}
 
 
+def _send_small_and_end(queue):
+    queue.put(tn.TensorPool("4 MiB", linger=SECONDS).dumps({"small": 1}))
+
+
+def test_a_message_without_arrays_stays_with_the_parent():
+    queue = fork.Queue()
+    child = fork.Process(target=_send_small_and_end, args=(queue,))
+    child.start()
+    message = queue.get()
+    child.join(SECONDS)
+    time.sleep(1)  # the parent has looked at what it has open
+    assert tn.loads(message) == {"small": 1}
+
+
 def test_a_forked_child_gets_a_pool_of_its_own(pool):
     x = pool.empty(1000)
     x[...] = 3
@@ -636,7 +681,8 @@ def test_a_message_with_the_right_code_gets_no_memory_of_others(pool):
 
     def read(spec, place):
         about = tn._core.encode_plain(([0], [spec], [place], []))[0]
-        message = pool._native.dumps([], b"x\0", about, b"", numbers, 1, -1.0, [], "")
+        limits = tn._core.MessageLimits(1, None, None, None)
+        message = pool._dumps_parts([], b"x\0", about, b"", numbers, limits)
         return tn.loads(message, arrays_only=True)
 
     assert read(("n", 0, "|u1", (8,), None), (-1, 64, 8)).tolist() == list(range(8))
@@ -671,27 +717,24 @@ def test_a_message_of_another_user_is_not_opened_whatever_it_says(pool):
 
 
 def test_a_buffer_may_change_while_it_is_read(pool):
-    """Its bytes are copied before they are checked."""
-    message = bytearray(pool.dumps(b"a" * MiB, opens=None))
-    at = message.index(b"aaaa")
-    stop = threading.Event()
-
-    def change():
-        while not stop.is_set():
-            message[at] = ord("b")
-            message[at] = ord("a")
-
-    thread = threading.Thread(target=change)
-    thread.start()
+    """Its bytes are copied before they are checked: another process writes to this one."""
+    message = pool.dumps(b"a" * MiB, opens=None)
+    data = pool.put(np.frombuffer(message, "u1")).numpy()
+    at = message.index(b"aaaa") + MiB // 2
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            data[at] = ord("b")
+            data[at] = ord("a")
     try:
         for _ in range(300):
             try:
-                assert tn.loads(message)[:1] == b"a"
+                assert tn.loads(data).count(b"a") == MiB
             except ValueError:
                 pass
     finally:
-        stop.set()
-        thread.join()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_changed_messages_give_an_error(pool):
