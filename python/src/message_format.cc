@@ -12,10 +12,12 @@
 //   s S b B  n, n bytes: str in UTF-8, str with lone surrogates, bytes, bytearray
 //   y  the number of an array that the caller carries
 //   A  NumPy's number of the type, number of axes, shape, elements: an array of NumPy
+//   a  NumPy's number of the type, the element: a scalar of NumPy
 #include "message_format.h"
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -215,9 +217,9 @@ bool Encoder::write_array(PyObject* object) {
   bool is_cycle = false;
   if (is_known(object, &is_cycle)) return true;
   numbers_.set(object, n_objects_++);
-  bytes_.put('A');
+  bytes_.put(array.is_scalar ? 'a' : 'A');
   bytes_.put_number(static_cast<uint64_t>(array.type));
-  bytes_.put_number(static_cast<uint64_t>(array.ndim));
+  if (!array.is_scalar) bytes_.put_number(static_cast<uint64_t>(array.ndim));
   for (int i = 0; i < array.ndim; ++i) bytes_.put_number(static_cast<uint64_t>(array.shape[i]));
   bytes_.put(array.data, array.nbytes);
   return true;
@@ -437,6 +439,7 @@ class Decoder {
   nb::object read_int();
   nb::object read_text(const char* errors);
   nb::object read_array();
+  nb::object read_scalar();
   nb::object read_carried(nb::handle list);
   nb::object read_items(char tag, int level);
 
@@ -467,10 +470,19 @@ nb::object Decoder::read_array() {
   const uint64_t ndim = number();
   if (type > kMostAxes || ndim > kMostAxes) fail("an array has no such dtype or shape");
   for (uint64_t i = 0; i < ndim; ++i) shape[static_cast<size_t>(i)] = static_cast<int64_t>(number());
-  InlineArray array{static_cast<int>(type), static_cast<int>(ndim), shape.data()};
+  InlineArray array;
+  array.type = static_cast<int>(type);
+  array.ndim = static_cast<int>(ndim);
+  array.shape = shape.data();
   array.nbytes = inline_nbytes(array.type, array.ndim, array.shape);
   array.data = take(array.nbytes);
   return known(make_inline(array));
+}
+
+nb::object Decoder::read_scalar() {
+  const uint64_t type = number();
+  const size_t nbytes = type < INT_MAX ? inline_nbytes(static_cast<int>(type), 0, nullptr) : SIZE_MAX;
+  return known(make_inline_scalar(static_cast<int>(type), take(nbytes)));
 }
 
 nb::object Decoder::read_carried(nb::handle list) {
@@ -546,6 +558,7 @@ nb::object Decoder::read(int level) {
     case 'x': return read_carried(leaves_);
     case 'y': return known(read_carried(arrays_));
     case 'A': return read_array();
+    case 'a': return read_scalar();
     default: fail("a tag is unknown");
   }
 }

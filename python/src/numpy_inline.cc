@@ -22,15 +22,29 @@ bool is_number(int type) noexcept {
   return (type >= NPY_BOOL && type <= NPY_CLONGDOUBLE) || type == NPY_HALF;
 }
 
+bool describe_scalar(PyObject* object, size_t most, InlineArray* out) {
+  if (PyObject_TypeCheck(object, &PyGenericArrType_Type) == 0) return false;
+  PyArray_Descr* const descr = PyArray_DescrFromScalar(object);
+  const nb::object owner = owned(reinterpret_cast<PyObject*>(descr));
+  const auto nbytes = static_cast<size_t>(PyDataType_ELSIZE(descr));
+  if (!is_number(descr->type_num) || descr->typeobj != Py_TYPE(object) || nbytes >= most) return false;
+  PyArray_ScalarAsCtype(object, out->scalar);
+  out->type = descr->type_num;
+  out->data = out->scalar;
+  out->nbytes = nbytes;
+  out->is_scalar = true;
+  return true;
+}
+
 }  // namespace
 
 bool describe_inline(PyObject* object, size_t most, InlineArray* out) noexcept {
   try {
     if (!is_imported()) return false;
+    if (Py_TYPE(object) != &PyArray_Type) return describe_scalar(object, most, out);
   } catch (nb::python_error&) {
     return false;
   }
-  if (Py_TYPE(object) != &PyArray_Type) return false;
   PyArrayObject* const x = as_numpy(object);
   PyArray_Descr* const descr = PyArray_DESCR(x);
   constexpr int kFlags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
@@ -39,8 +53,11 @@ bool describe_inline(PyObject* object, size_t most, InlineArray* out) noexcept {
   const auto nbytes = static_cast<size_t>(PyArray_NBYTES(x));
   if (nbytes >= most) return false;
   static_assert(sizeof(npy_intp) == sizeof(int64_t));
-  *out = {descr->type_num, PyArray_NDIM(x), reinterpret_cast<const int64_t*>(PyArray_DIMS(x)),
-          PyArray_BYTES(x), nbytes};
+  out->type = descr->type_num;
+  out->ndim = PyArray_NDIM(x);
+  out->shape = reinterpret_cast<const int64_t*>(PyArray_DIMS(x));
+  out->data = PyArray_BYTES(x);
+  out->nbytes = nbytes;
   return true;
 }
 
@@ -56,6 +73,14 @@ size_t inline_nbytes(int type, int ndim, const int64_t* shape) {
       return SIZE_MAX;
   }
   return nbytes;
+}
+
+nb::object make_inline_scalar(int type, const char* data) {
+  PyArray_Descr* const descr = PyArray_DescrFromType(type);
+  const nb::object owner = owned(reinterpret_cast<PyObject*>(descr));
+  alignas(16) char element[sizeof(InlineArray::scalar)];
+  std::memcpy(element, data, static_cast<size_t>(PyDataType_ELSIZE(descr)));
+  return owned(PyArray_Scalar(element, descr, nullptr));
 }
 
 nb::object make_inline(const InlineArray& array) {

@@ -108,13 +108,24 @@ def test_leaves_are_listed_once_each():
 
 def test_small_arrays_of_numpy_are_written_if_that_is_asked():
     a = np.arange(6, dtype="i2").reshape(2, 3)
-    read = through([a, a, np.float64(1), np.zeros((0, 2)), np.array(2.5)], 64)
+    read = through([a, a, np.zeros((0, 2)), np.array(2.5)], 64)
     assert read[0] is read[1] and read[0].dtype == a.dtype and (read[0] == a).all()
     assert read[0].ctypes.data % 64 == 0 and read[0].flags.writeable
-    assert read[3].shape == (0, 2) and read[4] == 2.5
+    assert read[2].shape == (0, 2) and read[3] == 2.5
     others = [np.zeros(8), a.T, a.astype(">i2"), np.array([None]), np.matrix(a)]
     for one in others:
         assert encode_plain(one, 64)[1] == [one] or encode_plain(one, 64)[1][0] is one
+
+
+def test_scalars_of_numpy_are_written_with_small_arrays():
+    kinds = "? i1 u1 i2 u2 i4 u4 i8 u8 q f2 f4 f8 g c8 c16 G".split()
+    values = [np.dtype(kind).type(1) for kind in kinds]
+    data, leaves = encode_plain([*values, values[0], values[0]], 64)
+    read = decode_plain(data, [])
+    assert leaves == [] and read[-1] is read[-2]
+    assert all(type(b) is type(a) and b == a for a, b in zip(values, read, strict=False))
+    for one in (np.datetime64(5, "s"), np.str_("a"), np.void(b"ab")):
+        assert encode_plain(one, 64)[1] == [one]
 
 
 def test_deep_objects_are_refused_by_their_depth():
@@ -141,7 +152,7 @@ def test_bytes_that_nobody_wrote_give_a_value_error():
         for _ in range(rng.randrange(1, 4)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         cases.append(bytes(changed))
-    tags = b"NTFiIfcsSbBltdezrxyA\0\1\2\x7f\x80\xff"
+    tags = b"NTFiIfcsSbBltdezrxyAa\0\1\2\x7f\x80\xff"
     cases += [bytes(rng.choices(tags, k=rng.randrange(40))) for _ in range(20_000)]
     cases += [
         b"l" + b"\xff" * 9 + b"\1",
