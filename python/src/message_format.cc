@@ -376,8 +376,12 @@ bool Encoder::write(PyObject* object, int level) {
 
 class Decoder {
  public:
-  Decoder(std::string_view data, nb::handle leaves, nb::handle arrays) noexcept
-      : at_(data.data()), end_(data.data() + data.size()), leaves_(leaves), arrays_(arrays) {}
+  Decoder(std::string_view data, nb::handle leaves, nb::handle arrays, bool is_writable) noexcept
+      : at_(data.data()),
+        end_(data.data() + data.size()),
+        leaves_(leaves),
+        arrays_(arrays),
+        is_writable_(is_writable) {}
 
   nb::object read_all() {
     nb::object object = read(0);
@@ -447,6 +451,7 @@ class Decoder {
   const char* end_;
   nb::handle leaves_;
   nb::handle arrays_;
+  const bool is_writable_;
   std::vector<nb::object> known_;
 };
 
@@ -476,7 +481,7 @@ nb::object Decoder::read_array() {
   array.shape = shape.data();
   array.nbytes = inline_nbytes(array.type, array.ndim, array.shape);
   array.data = take(array.nbytes);
-  return known(make_inline(array));
+  return known(make_inline(array, is_writable_));
 }
 
 nb::object Decoder::read_scalar() {
@@ -581,8 +586,8 @@ bool encode_if_plain(nb::handle object, size_t most_inline, const TakeArray& tak
   return true;
 }
 
-nb::object decode_plain(std::string_view data, nb::handle leaves, nb::handle arrays) {
-  return Decoder(data, leaves, arrays).read_all();
+nb::object decode_plain(std::string_view data, nb::handle leaves, nb::handle arrays, bool is_writable) {
+  return Decoder(data, leaves, arrays, is_writable).read_all();
 }
 
 void add_message_format(nb::module_& module) {

@@ -60,7 +60,8 @@ bool encode_if_plain(nb::handle object, size_t most_inline, const TakeArray& tak
 
 // The object of such bytes. leaves, arrays: lists, by number; null: there are none. Throws ValueError if they
 // are no such bytes, whatever they are.
-nb::object decode_plain(std::string_view data, nb::handle leaves, nb::handle arrays = {});
+nb::object decode_plain(std::string_view data, nb::handle leaves, nb::handle arrays = {},
+                        bool is_writable = true);
 
 void add_message_format(nb::module_& module);
 

@@ -83,7 +83,7 @@ nb::object make_inline_scalar(int type, const char* data) {
   return owned(PyArray_Scalar(element, descr, nullptr));
 }
 
-nb::object make_inline(const InlineArray& array) {
+nb::object make_inline(const InlineArray& array, bool is_writable) {
   // NumPy's own memory is not aligned so far: the array is a view of a larger one.
   auto room = static_cast<npy_intp>(array.nbytes + kAlignment);
   const nb::object base = owned(PyArray_SimpleNew(1, &room, NPY_UBYTE));
@@ -93,6 +93,7 @@ nb::object make_inline(const InlineArray& array) {
   nb::object made = owned(PyArray_SimpleNewFromData(
       array.ndim, reinterpret_cast<const npy_intp*>(array.shape), array.type, data));
   check_python(PyArray_SetBaseObject(as_numpy(made.ptr()), nb::object(base).release().ptr()));
+  if (!is_writable) PyArray_CLEARFLAGS(as_numpy(made.ptr()), NPY_ARRAY_WRITEABLE);
   return made;
 }
 

@@ -27,7 +27,7 @@ bool describe_inline(PyObject* object, size_t most, InlineArray* out) noexcept;
 size_t inline_nbytes(int type, int ndim, const int64_t* shape);
 
 // A new array, aligned to 64 bytes. Requires: inline_nbytes() has accepted it.
-nb::object make_inline(const InlineArray& array);
+nb::object make_inline(const InlineArray& array, bool is_writable);
 nb::object make_inline_scalar(int type, const char* data);
 
 }  // namespace tenon::python

@@ -356,7 +356,7 @@ PyObject* loads(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* k
     raise(PyExc_ValueError, "the message has objects that are pickled, and arrays_only=True refuses them");
   }
   const nb::object arrays = open_core(message, is_writable);
-  if (parts[kArrays].empty()) return decode_plain(parts[kTree], {}, arrays).release().ptr();
+  if (parts[kArrays].empty()) return decode_plain(parts[kTree], {}, arrays, is_writable).release().ptr();
   return callback(Callback::kLoadsParts)(bytes_of(parts[kTree]), bytes_of(parts[kArrays]),
                                          bytes_of(parts[kPickle]), bytes_of(parts[kSmall]),
                                          arrays.is_valid() ? arrays : nb::list(), is_writable)

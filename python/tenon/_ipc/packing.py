@@ -372,7 +372,8 @@ class Unpacker:
         elif nbytes * 8 != math.prod(shape) * _core.dtype(dtype).bits * _core.dtype(dtype).lanes:
             array = rebuild_array(self._memory(source), dtype, shape)
         else:
-            array = self._ndarray(memory)[offset : offset + nbytes].view(dtype).reshape(shape)
+            whole = self._ndarray(memory) if self._writable else self._ndarray(memory).readonly()
+            array = whole[offset : offset + nbytes].view(dtype).reshape(shape)
         return array if axes is None else array.transpose(_inverse(axes))
 
     def _tensor(

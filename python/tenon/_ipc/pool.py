@@ -40,12 +40,12 @@ def nbytes_from(value: int | str, name: str) -> int:
     unit = value[len(digits) :].strip() or "B"
     try:
         number = float(digits)
-        factor = _UNITS[unit]
-    except (KeyError, ValueError):
+        nbytes = int(number * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
         raise ValueError(
             f"{name} is {value!r}: it must be a number of bytes, or a text such as '8 GiB' or '512 MB'"
         ) from None
-    return count(int(number * factor), name)
+    return count(nbytes, name)
 
 
 class TensorPool(NativePool):
@@ -140,6 +140,8 @@ class TensorPool(NativePool):
     def freeze(self, array: NDArray) -> NDArray:
         """A read-only array on the memory of an array of the pool, which ends. It may be sent repeatedly, and
         stays readable here."""
+        if type(array) is not NDArray:
+            raise TypeError(f"freeze() needs an array of the pool, and not a {type(array).__name__}")
         frozen: NDArray = self._without_views([array], lambda: self._freeze(array))
         return frozen
 
@@ -202,7 +204,7 @@ class TensorPool(NativePool):
         Processes that have opened them keep their arrays. Returns how many there were."""
         if (tag is None) == (message is None):
             raise TypeError("revoke() needs a tag or a message")
-        return self._revoke(tag) if message is None else int(_core.revoke_message(message))
+        return self._revoke(tag) if message is None else int(_core.revoke_message(bytes(memoryview(message))))
 
     def __repr__(self) -> str:
         now = self.stats()

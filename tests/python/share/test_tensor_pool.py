@@ -331,6 +331,9 @@ def test_readers_may_ask_for_read_only_arrays(pool):
     for name in ("a", "small"):
         with pytest.raises(ValueError, match="read-only"):
             read[name][0] = 1
+    small = pool.dumps([np.ones(3), {"x": np.arange(5)}], opens=None)  # nothing is in the pool
+    assert tn.loads(small)[0].flags.writeable and not tn.loads(small, writable=False)[0].flags.writeable
+    assert not tn.loads(pool.dumps(tn.zeros(3)), writable=False).numpy().flags.writeable
     read["t"].zero_()  # PyTorch has no read-only tensors: a copy
     assert tn.loads(message)["t"].sum() == 5000
 
@@ -396,7 +399,7 @@ def test_messages_are_revoked_by_tag(pool):
         assert raised.value.reason == "revoked"
     assert read.sum() == 5000 and tn.loads(kept).sum() == 5000
     one = pool.dumps(np.ones(5000))
-    assert pool.revoke(message=one) == 1 and pool.revoke(message=one) == 0
+    assert pool.revoke(message=one) == 1 and pool.revoke(message=memoryview(one)) == 0
     del read
     await_true(lambda: pool.stats()["used"] == 0)
 
@@ -705,6 +708,8 @@ def test_handles_are_messages_of_one_array(pool):
 INVALID = {
     ValueError: [
         lambda pool: tn.TensorPool("8 XB"),
+        lambda pool: tn.TensorPool("nan GiB"),
+        lambda pool: tn.TensorPool("inf"),
         lambda pool: tn.TensorPool(-1),
         lambda pool: tn.TensorPool(1 << 20, when_full="never"),
         lambda pool: pool.dumps(1, opens=0),
@@ -717,6 +722,7 @@ INVALID = {
         lambda pool: tn.TensorPool(1.5),
         lambda pool: pool.dumps(1, tag=1.5),
         lambda pool: pool.revoke(),
+        lambda pool: pool.freeze(np.ones(3)),
         lambda pool: pickle.dumps(pool),
         lambda pool: tn.loads("text"),
         lambda pool: tn.loads(pool.dumps(1), writable=1),
