@@ -40,9 +40,9 @@ def dtype_spec(dtype: Any) -> Any:
         return dtype.str if kind.__module__ == "numpy" else None
     if kind is not np.void and kind is not np.record:
         return None
-    described = np.lib.format.dtype_to_descr(dtype)
-    spec = ("record", described) if kind is np.record else described
     try:
+        described = np.lib.format.dtype_to_descr(dtype)
+        spec = ("record", described) if kind is np.record else described
         return spec if dtype_of(spec) == dtype else None
     except (TypeError, ValueError):  # fields that overlap
         return None

@@ -79,10 +79,12 @@ def test_arrays_of_numpy_keep_class_dtype_and_order(pool, n):
     arrays += [np.arange(n).astype(dtype) for dtype in (ml_dtypes.bfloat16, ml_dtypes.int4)]
     arrays += [np.zeros(n, "V7"), fields, np.asfortranarray(cube), cube.transpose(1, 0, 2)[:, ::-1, ::2]]
     arrays += [np.broadcast_to(np.arange(n), (3, n)), fields.view(np.recarray)]
+    overlapping = {"names": ["all", "low"], "formats": ["i4", "i2"], "offsets": [0, 0]}  # no list of fields
+    arrays += [np.ones(n, overlapping)]
     message = tn.loads(pool.dumps(arrays))
     for before, after in zip(arrays, message, strict=True):
         assert same(before, after) and after.flags.writeable
-        assert after.ctypes.data % 64 == 0 or not n
+        assert after.ctypes.data % 64 == 0 or not n or before.dtype.names == ("all", "low")
     assert message[13].flags.f_contiguous
     scalars = [np.float32(2), np.int8(-1), np.bool_(True), np.datetime64(5, "s")]
     assert all(same(a, b) for a, b in zip(scalars, tn.loads(pool.dumps(scalars)), strict=True))
