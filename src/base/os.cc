@@ -496,6 +496,20 @@ bool is_stopped(uint32_t pid) noexcept {
   return stat && (stat->state == 'T' || stat->state == 't');
 }
 
+Process process_of(uint32_t pid) {
+  errno = 0;
+  const uint64_t start = start_of(pid);
+  if (start == 0) check_descriptors(errno);
+  return {pid, start};
+}
+
+bool has_ended(const Process& process) noexcept {
+  errno = 0;
+  const std::optional<Stat> stat = stat_of(process.pid);
+  if (!stat) return errno != EMFILE && errno != ENFILE;
+  return stat->state == 'Z' || stat->state == 'X' || stat->start != process.start;
+}
+
 Process this_process() {
   struct KnownProcess {
     ForkMark mark;
@@ -503,8 +517,7 @@ Process this_process() {
   };
   thread_local std::optional<KnownProcess> known;
   if (!known || known->mark.is_child()) {
-    const auto pid = static_cast<uint32_t>(getpid());
-    known.emplace(KnownProcess{ForkMark(), {pid, start_of(pid)}});
+    known.emplace(KnownProcess{ForkMark(), process_of(static_cast<uint32_t>(getpid()))});
   }
   return known->process;
 }

@@ -133,7 +133,11 @@ struct Process {
   uint64_t start = 0;  // in clock ticks since boot
   friend bool operator==(const Process&, const Process&) = default;
 };
-Process this_process();                    // reads it again after a fork
+// Fail with kSystem where no descriptor is left to look.
+Process this_process();            // reads it again after a fork
+Process process_of(uint32_t pid);  // start 0: there is no such process
+// False also where no descriptor is left to look.
+bool has_ended(const Process& process) noexcept;
 uint64_t start_of(uint32_t pid) noexcept;  // 0: there is no such process
 std::string command_of(uint32_t pid);      // its name; "": there is no such process
 bool is_stopped(uint32_t pid) noexcept;    // by a signal or a debugger

@@ -44,7 +44,7 @@ SendOptions options_in(const tenon_message_options* given) {
   options.site = given->site;
   for (const uint32_t pid :
        list_of(static_cast<int32_t>(given->n_receivers), given->receivers, "receivers")) {
-    const os::Process process{pid, os::start_of(pid)};
+    const os::Process process = os::process_of(pid);
     if (process.start == 0) {
       throw_error(Code::kNotFound, "there is no process ", pid, " to receive a message");
     }

@@ -112,7 +112,7 @@ tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, i
     not_null(handle, "handle");
     os::Process process;
     if (receiver != 0) {
-      process = {receiver, os::start_of(receiver)};
+      process = os::process_of(receiver);
       if (process.start == 0) {
         throw_error(Code::kNotFound, "there is no process ", receiver, " to receive a shared array");
       }

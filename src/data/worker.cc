@@ -96,7 +96,7 @@ size_t Worker::offset_of(int32_t slot) const noexcept {
   return head_.slots_at + static_cast<size_t>(slot) * head_.layout.slot_nbytes;
 }
 
-bool Worker::is_feed_alive() const noexcept { return os::start_of(head_.pid) == head_.start; }
+bool Worker::is_feed_alive() const noexcept { return !os::has_ended({head_.pid, head_.start}); }
 
 // False: it is late, or over.
 bool Worker::wait_for_request(int64_t timeout_ns) {

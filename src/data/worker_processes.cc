@@ -218,7 +218,7 @@ int64_t WorkerProcesses::fork_worker(int32_t worker) {
 // For a process whose pidfd is lost. False: it has ended. Requires the lock.
 bool WorkerProcesses::watch_again(RingUser& peer) noexcept {
   const int64_t pid = peer.pid.load(std::memory_order_relaxed);
-  if (os::start_of(static_cast<uint32_t>(pid)) != peer.start) return false;
+  if (os::has_ended({static_cast<uint32_t>(pid), peer.start})) return false;
   if (os::File again = pidfd_open(pid)) peer.process = std::move(again);
   return true;
 }

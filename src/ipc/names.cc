@@ -212,7 +212,7 @@ NameHold NameLock::keep(const SegmentId& segment, int fd) {
   const NameUser own{self.pid, fd, self.start, os::pid_namespace()};
   const auto is_free = [&](const NameUser& holder) {
     return holder.pid == 0 || holder.pid == self.pid ||
-           (holder.pid_namespace == own.pid_namespace && os::start_of(holder.pid) != holder.start);
+           (holder.pid_namespace == own.pid_namespace && os::has_ended({holder.pid, holder.start}));
   };
   const auto place = std::find_if(std::begin(record.holders), std::end(record.holders), is_free);
   if (place != std::end(record.holders)) *place = own;

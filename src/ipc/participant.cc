@@ -167,6 +167,7 @@ Participant::Participant(const Control& control, const os::File& file, MutexOwne
 
 void Participant::join(const os::File& file) {
   os::check_byte_locks(file);
+  (void)os::this_process();  // fails before the place is taken
   index_ = take_any_place(file);
   if (index_ == kNone) {
     throw_error(Code::kSystem, "all ", kParticipants,
@@ -233,6 +234,7 @@ bool Participant::take_place(uint32_t i, const os::File& file) {
 bool Participant::come_to_life() noexcept {
   Life& life = control_.life(index_);
   try {
+    (void)os::this_process();
     make_robust(&life.mutex);  // its state after the last holder does not matter
   } catch (const std::exception&) {
     return false;
@@ -377,7 +379,7 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   }
   if (i == kNone) return {};
   store(control_.place(i).since_ns, now_ns());
-  store(control_.place(i).pid, os::this_process().pid);
+  store(control_.place(i).pid, static_cast<uint32_t>(getpid()));
   publish(control_.place(i).state, PlaceState::kReserved);
   control_.places->unlock(i);
   child_index_ = i;

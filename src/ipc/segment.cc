@@ -411,7 +411,7 @@ bool Segment::end_limited() noexcept {
       if (std::none_of(std::begin(entries), std::end(entries), is_it)) return false;  // it was opened
       const HandleLimits& limits = sent.limits;
       if (limits.until_ns != 0 && limits.until_ns <= now_ns()) return false;
-      return limits.receiver.pid == 0 || os::start_of(limits.receiver.pid) == limits.receiver.start;
+      return limits.receiver.pid == 0 || !os::has_ended(limits.receiver);
     });
   } catch (const std::bad_alloc&) {
     return true;

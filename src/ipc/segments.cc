@@ -506,8 +506,7 @@ namespace {
 
 // The memory file that a process has open as this descriptor; empty: it does not have it any more.
 os::File file_of(const os::Process& process, int fd, const std::string& prefix) {
-  return os::start_of(process.pid) == process.start ? os::open_memory_of(process.pid, fd, prefix)
-                                                    : os::File();
+  return os::has_ended(process) ? os::File() : os::open_memory_of(process.pid, fd, prefix);
 }
 
 // The memory file that any process has open; empty: no visible process has it.
@@ -618,7 +617,7 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
   os::File file = file_of(sender, fd, prefix);
   if (!file) file = find_file(prefix);
   if (!file) {
-    const bool is_alive = os::start_of(sender.pid) == sender.start;
+    const bool is_alive = !os::has_ended(sender);
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
                 sender.pid, " sent it",
                 is_alive ? "; it has released it, or other code of it has closed the file descriptor" : "",

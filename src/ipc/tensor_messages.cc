@@ -246,8 +246,10 @@ uint32_t TensorPools::revoke(const TensorPool& pool, const std::string& tag) {
   const std::scoped_lock locked(segments_.lock_);
   Own& own = own_of(pool);
   uint32_t n = 0;
-  for (const Live& live : own.live) {
+  const int64_t now = now_ns();
+  for (Live& live : own.live) {
     if (live.tag != tag || tag.empty()) continue;
+    end_over(live, now);  // such a message is not revoked, but expired
     if (end_message(own.segment.message(live.record), live.generation, MessageStatus::kRevoked)) ++n;
   }
   look_at(own, true);
@@ -271,6 +273,7 @@ void TensorPools::revoke(std::span<const std::byte> bytes) {
                 os::this_process().pid);
   }
   Segment& segment = *at->segment;
+  end_over(*at, now_ns());
   (void)end_message(segment.message(head.record), head.generation, MessageStatus::kRevoked);
   finish(from, at, own != nullptr ? &own->ended : nullptr);
   signal_event(segment.pool_head().room);
@@ -280,9 +283,13 @@ bool TensorPools::is_unopened(std::span<const std::byte> bytes) {
   const MessageHead head = ReadMessage::head_of(bytes);
   const std::scoped_lock locked(segments_.lock_);
   const Segment* const segment = segments_.open_.find(head.segment);
-  return segment != nullptr && segment->is_tensor_pool() &&
-         head.record < std::min(look(segment->pool_head().records_used), segment->header().messages) &&
-         status_of(segment->message(head.record), head.generation) == MessageStatus::kLive;
+  if (segment == nullptr || !segment->is_tensor_pool() ||
+      head.record >= std::min(look(segment->pool_head().records_used), segment->header().messages)) {
+    return false;
+  }
+  const MessageRecord& record = segment->message(head.record);
+  const int64_t until_ns = record.until_ns.load(std::memory_order_relaxed);
+  return status_of(record, head.generation) == MessageStatus::kLive && (until_ns == 0 || until_ns > now_ns());
 }
 
 uint32_t TensorPools::count_live() {
@@ -343,8 +350,10 @@ class TensorPools::Opened {
       opened.keep();
       return segment;
     } catch (const Error& e) {
-      if (e.code() == Code::kNotFound) throw_gone(MessageStatus::kSenderGone, message_);
-      throw;
+      if (e.code() != Code::kNotFound) throw;
+      // The pool of another process may have gone after the end of the message.
+      const MessageStatus now = pool_ != nullptr ? status() : MessageStatus::kSenderGone;
+      throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, message_);
     }
   }
 
@@ -394,6 +403,7 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
     const MessageStatus status = opened.status();
     if (status != MessageStatus::kLive && !is_again) throw_gone(status, message);
     std::vector<Segments::Use> uses;
+    uses.reserve(message.all.size());
     for (const ReadArray& array : message.all) {
       Segment& segment = opened.of(array);
       const bool may_use =

@@ -3,11 +3,13 @@
 // The laws of tensor pools and their messages, with other processes that open, keep and die. Through the C
 // ABI, as users have it.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "ipc/inspect.h"
 #include "ipc/message.h"
 #include "ipc/peer_testing.h"
+#include "ipc/segments.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -129,6 +132,16 @@ bool is_filled(const ArrayPtr& array, int value) {
   return std::all_of(data_of(array), data_of(array) + n, [&](std::byte b) { return b == std::byte(value); });
 }
 
+// Whether a process has the memory file of a segment open.
+bool has_open(pid_t pid, const SegmentId& id) {
+  for (const auto& file : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"))) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(file.path(), error).string();
+    if (target.find(text_of(id)) != std::string::npos) return true;
+  }
+  return false;
+}
+
 std::string answer_of(const Outcome& outcome) {
   return outcome.status == TENON_OK ? "ok" : concat(outcome.status, " ", outcome.reason);
 }
@@ -158,7 +171,12 @@ int be_peer(const std::vector<std::string>& words) {
       lines.say("ok");
     } else if (verb == "send") {  // a message with so many opens, of 1 MiB that is filled with 7
       if (!pool) pool.emplace();
-      lines.say(hex(pool->send_new(1 << 20, 7, static_cast<uint32_t>(std::stoi(rest)))));
+      lines.say(hex(pool->send_new(1 << 20, 7, static_cast<uint32_t>(std::stoi(rest)), "sent")));
+    } else if (verb == "revoke") {  // all of these; stops at its store of this number, or ends
+      (void)stop_at_store(std::stol(rest));
+      (void)tenon_tensor_pool_revoke(pool->get(), "sent", nullptr, nullptr);
+      (void)stop_at_store(0);
+      return 0;
     } else if (verb == "pass") {  // the last array, which is read-only, in a message of its own
       if (!pool) pool.emplace();
       Outcome outcome;
@@ -345,6 +363,132 @@ TEST(TensorPool, AFrozenArrayIsSentRepeatedlyAndAReadOnlyOneSentOn) {
   b.kill();
 }
 
+// Oracle: the opens of one process count once, whichever of its threads make them at the same time.
+TEST(TensorPool, TheThreadsOfAProcessOpenAMessageOnce) {
+  Pool pool(kBudget);
+  for (int round = 0; round < 100; ++round) {
+    const uint32_t opens = 1 + static_cast<uint32_t>(round) % 2;  // in place, or private pages
+    const Bytes message = pool.send_new(5'000'000, round, opens);
+    std::atomic<int> ready{0};
+    std::vector<ArrayPtr> here, there;
+    const auto run = [&](std::vector<ArrayPtr>& opened) {
+      ++ready;
+      while (ready != 2) continue;
+      opened = open(message);
+    };
+    std::thread other([&] { run(there); });
+    run(here);
+    other.join();
+    ASSERT_EQ(here.size() + there.size(), 2U);
+    EXPECT_EQ(data_of(here[0])[0], std::byte(round));
+    EXPECT_EQ(data_of(there[0])[4'999'999], std::byte(round));
+    EXPECT_EQ(data_of(here[0]) == data_of(there[0]), opens == 1);
+    EXPECT_EQ(tenon_message_is_unopened(message.data(), message.size()), opens == 1 ? 0 : 1);
+    EXPECT_EQ(tenon_message_revoke(message.data(), message.size(), nullptr), TENON_OK);
+  }
+  EXPECT_TRUE(pool.becomes_empty());
+}
+
+TEST(TensorPool, AnOpenBesideTheEndOfItsMessageHasAllOfItOrNothing) {
+  Pool pool(64 << 10);  // room for one array
+  Peer peer({"peer"});
+  int opened = 0;
+  for (int round = 0; round < 300; ++round) {
+    const int value = round % 100;
+    const Bytes message = pool.send_new(64 << 10, value);
+    peer.say("open " + hex(message));
+    const auto moment = std::chrono::steady_clock::now() + std::chrono::microseconds(round % 100);
+    while (std::chrono::steady_clock::now() < moment) continue;
+    EXPECT_EQ(tenon_message_revoke(message.data(), message.size(), nullptr), TENON_OK);
+    (void)pool.filled(64 << 10, 0xff);  // the memory, if it is free
+    std::string answer;
+    ASSERT_TRUE(peer.hear(&answer));
+    if (answer == "ok") {
+      ++opened;
+      EXPECT_EQ(peer.ask("first"), concat(value));
+      EXPECT_EQ(peer.ask("last"), concat(value));
+      EXPECT_EQ(peer.ask("drop"), "ok");
+    } else {
+      EXPECT_EQ(answer, gone(TENON_GONE_REVOKED));
+    }
+    EXPECT_TRUE(pool.becomes_empty());
+  }
+  std::cout << opened << " of 300 were opened\n";
+}
+
+TEST(TensorPool, AnArrayIsSentOnThroughThreePoolsAndOutlivesThem) {
+  Peer a({"a"}), b({"b"}), c({"c"}), d({"d"});
+  EXPECT_EQ(b.ask("read " + a.ask("send 1")), "ok");
+  const std::string second = b.ask("pass");
+  EXPECT_EQ(b.ask("drop"), "ok");
+  a.kill();
+  EXPECT_EQ(c.ask("read " + second), "ok") << "the message of b keeps the memory of a";
+  const std::string third = c.ask("pass"), fourth = c.ask("pass");
+  b.kill();
+  EXPECT_EQ(d.ask("read " + third), "ok");
+  c.kill();
+  EXPECT_EQ(d.ask("first"), "7");
+  EXPECT_EQ(d.ask("last"), "7");
+  EXPECT_EQ(d.ask("read " + fourth), gone(TENON_GONE_SENDER));
+}
+
+TEST(TensorPool, WhereNoDescriptorIsLeftNobodyIsTakenForDead) {
+  Pool pool;
+  Peer receiver({"receiver"});
+  const std::vector<uint32_t> receivers{static_cast<uint32_t>(receiver.pid())};
+  const Bytes message = pool.send({pool.filled(4096, 1).get()}, 2, -1, receivers);
+  const Bytes foreign = bytes_of(receiver.ask("send 1"));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const uint32_t messages = pool.stats().messages;
+  Outcome foreign_outcome, own_outcome;
+  std::thread other([&] {  // has not read its own start yet
+    (void)open(foreign, 0, &foreign_outcome);
+    (void)open(message, 0, &own_outcome);
+  });
+  other.join();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(messages, 1U);
+  EXPECT_EQ(own_outcome.status, TENON_OK) << own_outcome.message;
+  EXPECT_EQ(foreign_outcome.status, TENON_ERR_SYSTEM) << foreign_outcome.message;
+  EXPECT_EQ(open(foreign).size(), 1U);
+  EXPECT_EQ(receiver.ask("open " + hex(message)), "ok");
+}
+
+TEST(TensorPool, AMessageWhoseTimeIsOverIsNotRevoked) {
+  Pool pool;
+  const Bytes tagged = pool.send({pool.filled(4096, 1).get()}, 1, 1, {}, "tag");
+  const Bytes other = pool.send({pool.filled(4096, 1).get()}, 1, 1);
+  EXPECT_EQ(tenon_message_is_unopened(other.data(), other.size()), 0);
+  uint32_t n = 9;
+  EXPECT_EQ(tenon_tensor_pool_revoke(pool.get(), "tag", &n, nullptr), TENON_OK);
+  EXPECT_EQ(n, 0U);
+  EXPECT_EQ(tenon_message_revoke(other.data(), other.size(), nullptr), TENON_OK);
+  for (const Bytes& message : {tagged, other}) {
+    Outcome outcome;
+    EXPECT_TRUE(open(message, 0, &outcome).empty());
+    EXPECT_EQ(answer_of(outcome), gone(TENON_GONE_EXPIRED));
+  }
+}
+
+TEST(TensorPool, AMessageThatWasSentOnSaysWhyItHasEndedAfterTheEndOfItsMemory) {
+  Peer owner({"owner"}), sender({"sender"});
+  EXPECT_EQ(sender.ask("read " + owner.ask("send 1")), "ok");
+  const std::string message = sender.ask("pass");
+  owner.kill();
+  EXPECT_EQ(sender.ask("drop"), "ok");
+  Peer reader({"reader"});
+  EXPECT_EQ(reader.ask("open " + message), "ok");
+  reader.kill();
+  const ReadMessage read = ReadMessage::read(bytes_of(message));
+  ASSERT_EQ(read.list.size(), 1U);
+  EXPECT_TRUE(comes_true([&] { return !has_open(sender.pid(), read.list[0].id); }));
+  Peer late({"late"});
+  EXPECT_EQ(late.ask("open " + message), gone(TENON_GONE_OPENED));
+}
+
 TEST(TensorPool, AForkedChildHasNoMessagesOfItsParent) {
   Pool pool;
   const Bytes message = pool.send_new(1 << 20, 1);
@@ -522,6 +666,52 @@ TEST(TensorPoolCrash, AProcessThatIsKilledAtAnyStoreOfATakeOverEndsNoMessage) {
     ASSERT_EQ(open(message, 0, &outcome).size(), 1U) << store << ": " << outcome.message;
   }
   EXPECT_TRUE(pool.becomes_empty());
+}
+
+// Blocks in use, of a segment that this process has open.
+uint32_t blocks_left(const Bytes& message) {
+  MessageHead head;
+  std::memcpy(&head, message.data(), sizeof head);
+  uint32_t n = 0;
+  Segments::nudge();
+  Segments::instance().visit([&](Segment& segment) {
+    if (segment.header().id != head.segment) return;
+    for (uint32_t i = 0; i < segment.control().used_blocks(); ++i) {
+      n += look(segment.block(i).state) == BlockState::kFree ? 0 : 1;
+    }
+  });
+  return n;
+}
+
+// Oracle: a reader keeps what it has opened, nobody opens the other message, and its memory is freed.
+TEST(TensorPoolCrash, ASenderThatIsKilledAtAnyStoreOfARevokeLeavesNothing) {
+  int kills = 0;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    Peer sender({"sender"});
+    const Bytes read = bytes_of(sender.ask("send 2")), unread = bytes_of(sender.ask("send 1"));
+    std::vector<ArrayPtr> kept = open(read, TENON_READONLY);
+    ASSERT_EQ(kept.size(), 1U);
+    sender.say(concat("revoke ", kills + 1));
+    int status = 0;
+    ASSERT_EQ(waitpid(sender.pid(), &status, WUNTRACED), sender.pid());
+    is_inside = WIFSTOPPED(status);
+    if (is_inside) {
+      ++kills;
+      sender.kill();
+    } else {
+      (void)sender.release();
+    }
+    Outcome outcome;
+    EXPECT_TRUE(open(unread, 0, &outcome).empty());
+    const std::string answer = answer_of(outcome);
+    EXPECT_TRUE(answer == gone(TENON_GONE_REVOKED) || answer == gone(TENON_GONE_SENDER)) << answer;
+    EXPECT_TRUE(comes_true([&] { return blocks_left(read) == 1; }));
+    EXPECT_TRUE(is_filled(kept[0], 7));
+    kept.clear();
+    EXPECT_TRUE(comes_true([&] { return blocks_left(read) == 0; }));
+  }
+  EXPECT_GT(kills, 3);
+  std::cout << kills << " kills\n";
 }
 
 // Oracle: a sender that is killed at any store leaves no message that can be opened.

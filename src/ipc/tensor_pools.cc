@@ -25,8 +25,6 @@ constexpr int64_t kLookAgainNs = 10'000'000;  // while a thread waits for room
 constexpr uint64_t kStep = 64 * 1024;         // in which memory is allocated
 constexpr size_t kMostHolders = 3;            // that a message names
 
-bool lives(const os::Process& process) noexcept { return os::start_of(process.pid) == process.start; }
-
 }  // namespace
 
 TensorPools& TensorPools::instance() { return *Segments::instance().tensor_pools_; }
@@ -321,7 +319,7 @@ void TensorPools::end_over(Live& live, int64_t now) noexcept {
   MessageRecord& record = live.segment->message(live.record);
   if (live.until_ns != 0 && live.until_ns <= now) {
     (void)end_message(record, live.generation, MessageStatus::kExpired);
-  } else if (!live.receivers.empty() && std::ranges::none_of(live.receivers, lives)) {
+  } else if (!live.receivers.empty() && std::ranges::all_of(live.receivers, os::has_ended)) {
     (void)end_message(record, live.generation, MessageStatus::kReceiversGone);
   }
 }

@@ -66,6 +66,70 @@ void expect(bool is_true, const char* what) {
 
 // ------------------------------------------------------------------------------ what another process shares
 
+// A tensor pool, and messages of one array of bytes.
+class Pool {
+ public:
+  Pool() {
+    const tenon_pool_options options{sizeof options, 0, 8 << 20, 0, -1};
+    api::call(tenon_tensor_pool_create, &options, &pool_);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+  ~Pool() {
+    (void)tenon_tensor_pool_revoke(pool_, "scenario", nullptr, nullptr);
+    tenon_tensor_pool_release(pool_);
+  }
+
+  Array filled(int64_t n, int value) const {
+    const auto kByte = api::dtype_of<uint8_t>();
+    tenon_array* made = nullptr;
+    api::call(tenon_tensor_pool_empty, pool_, kByte, 1, &n, 0, &made);
+    std::memset(tenon_array_describe(made)->data, value, static_cast<size_t>(n));
+    return Array::steal(made);
+  }
+  Array frozen(const Array& x) const {
+    tenon_array* made = nullptr;
+    api::call(tenon_tensor_pool_freeze, pool_, x.get(), &made);
+    return Array::steal(made);
+  }
+  // Returns the size of the message. If it fails, the array is as it was.
+  size_t send(const Array& x, uint32_t opens, std::byte* out, size_t room) const {
+    const tenon_message_options options{sizeof options, opens, -1, nullptr, 0, 0, "scenario", "faults:1"};
+    tenon_array* const arrays[] = {x.get()};
+    const int32_t owned = tenon_tensor_pool_owns(pool_, x.get());
+    uint64_t nbytes = 0;
+    try {
+      api::call(tenon_tensor_pool_send, pool_, arrays, 1, &options, out, room, &nbytes);
+    } catch (...) {
+      expect(tenon_tensor_pool_owns(pool_, x.get()) == owned, "an array that was not sent stays");
+      throw;
+    }
+    return nbytes;
+  }
+
+ private:
+  tenon_tensor_pool* pool_ = nullptr;
+};
+
+// Opens a message and looks at its bytes. An open that fails is not counted: the next one succeeds.
+void open_message(const std::byte* message, size_t nbytes, uint32_t flags, int value) {
+  const auto open = [&] {
+    tenon_array* opened = nullptr;
+    uint32_t n = 0;
+    api::call(tenon_message_open, message, nbytes, flags, &opened, 1, &n);
+    const Array x = Array::steal(opened);
+    const auto* const bytes = static_cast<const uint8_t*>(tenon_array_describe(x.get())->data);
+    expect(bytes[0] == value && bytes[x.nbytes() - 1] == value, "the bytes are those that were sent");
+  };
+  try {
+    open();
+  } catch (const api::Error& e) {
+    open();
+    expect(e.code() != TENON_ERR_GONE, "a message of a living sender has not gone");
+    throw;
+  }
+}
+
 // A process that has shared arrays before a scenario begins, and that takes leases of them afterwards.
 class Neighbour {
  public:
@@ -73,6 +137,8 @@ class Neighbour {
   struct Told {
     size_t handle_nbytes;
     std::byte handle[TENON_MAX_HANDLE_NBYTES];
+    size_t message_nbytes;  // of a tensor pool: an array of 1 MiB of ones
+    std::byte message[1024];
     char name[64];
     int to, from;  // descriptors: a letter for it, and its answer
   };
@@ -141,6 +207,9 @@ class Neighbour {
     std::memcpy(told_->handle, handle.data(), handle.size());
     told_->handle_nbytes = handle.size();
     std::memcpy(told_->name, options.name.c_str(), options.name.size() + 1);
+    const Pool pool;
+    const Array sent = pool.filled(1 << 20, 1);
+    told_->message_nbytes = pool.send(sent, 0, told_->message, sizeof told_->message);
     char letter = '!';
     std::optional<api::Lease> held;
     while (::write(out, &letter, 1) == 1 && ::read(in, &letter, 1) == 1) {
@@ -344,6 +413,23 @@ void send_handle(const Neighbour::Told&) {
   }
 }
 
+void send_message(const Neighbour::Told&) {
+  const Pool pool;
+  std::byte message[1024];
+  const Array x = pool.filled(1 << 20, 7), y = pool.filled(1 << 20, 8);
+  open_message(message, pool.send(x, 1, message, sizeof message), 0, 7);
+  open_message(message, pool.send(pool.frozen(y), 2, message, sizeof message), 0, 8);
+}
+
+void open_neighbours_message(const Neighbour::Told& neighbour) {
+  for (const uint32_t flags : {uint32_t{TENON_READONLY}, 0U}) {
+    open_message(neighbour.message, neighbour.message_nbytes, flags, 1);
+  }
+  int32_t is_kept = 0;
+  api::call(tenon_message_take_over, neighbour.message, neighbour.message_nbytes, -1, &is_kept);
+  expect(is_kept == 1, "this process keeps the message");
+}
+
 void use_channel(const Neighbour::Told&) {
   const std::vector<api::Field> fields{api::field<double>("x", {100})};
   const api::Channel channel = api::Channel::create(fields, 3);
@@ -421,6 +507,8 @@ constexpr Case kCases[] = {
     {"OpenHandle", open_handle},
     {"PushBehindNeighbour", push_behind_neighbour},
     {"SendHandle", send_handle},
+    {"SendMessage", send_message},
+    {"OpenMessage", open_neighbours_message},
     {"UseChannel", use_channel},
     {"WatchChannel", watch_channel},
     {"UseArena", use_arena},
