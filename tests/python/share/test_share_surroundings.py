@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import soak
 from other_process import SECONDS
 
 LIMIT = 256 << 20
@@ -131,9 +132,9 @@ def test_what_was_made_below_the_limit_can_be_written_to_its_end(group):
     assert lines == [line for line in lines if line.startswith("True")] and len(lines) > 2, lines
 
 
-def in_small_shm(program):
+def in_small_shm(program, size="1m"):
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
     try:
         tried = subprocess.run([*unshare, "sh", "-c", mount], capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
@@ -189,3 +190,49 @@ def test_a_small_dev_shm_limits_nothing():
         print(array.tolist()[-1], arena.active)
     """)
     assert lines == ["True", str(64 << 20), "[0, 1, 2, 3]", "7", "9 bytes"], lines
+
+
+@pytest.mark.slow
+def test_tensor_pools_need_no_dev_shm_few_descriptors_and_no_rights():
+    """A pool of 8 GiB sends large arrays, and 300 small pools one each."""
+    lines = in_small_shm(
+        f"n = {soak.times(2000, 100)}"
+        + textwrap.dedent("""
+            import ctypes, multiprocessing, os, resource, numpy as np, tenon as tn
+            import multiprocessing.connection, tenon._ipc.packing
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+            if os.geteuid() == 0:
+                try:
+                    os.setgroups([])
+                    os.setgid(65534)
+                    os.setuid(65534)
+                    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as if it had been started so
+                except OSError:  # root of this namespace only
+                    pass
+            here, there = multiprocessing.Pipe()
+            if os.fork() == 0:
+                here.close()
+                while True:
+                    try:
+                        x = tn.loads(there.recv_bytes())
+                    except EOFError:
+                        os._exit(0)
+                    there.send((x.shape, float(x[0]), float(x[-1])))
+                    del x
+            there.close()
+            def send(pool, x):
+                here.send_bytes(pool.dumps(x))
+                assert here.recv() == (x.shape, x[0], x[-1])
+            pool = tn.TensorPool("8 GiB", linger=0)
+            x = np.zeros(23_000_000 // 4, "float32")
+            for i in range(n):
+                x[0] = x[-1] = i
+                send(pool, x)
+            print("large", pool.stats()["used"])
+            for i in range(300):
+                send(tn.TensorPool("1 MiB", inline=0, idle=0, linger=0), np.full(1000, i))
+            print("small", os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize >> 20)
+        """),
+        "64m",
+    )
+    assert lines == ["large 0", "small 64"]
