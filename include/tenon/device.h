@@ -127,7 +127,14 @@ TENON_API tenon_status tenon_device_stream(tenon_device device, int64_t* out, te
 /* --------------------------------------------------------------------------- registered memory
  * \since 0.6
  *
- * Host memory that is pinned where it lies, for fast copies. */
+ * Host memory that is pinned where it lies, for fast copies.
+ *
+ * The memory of arrays that are pinned (tenon_array_register, {TENON_CUDA_HOST, 0}, TENON_POOL_PINNED) may
+ * still be copied by work on any stream of this process when the array is released, because other libraries
+ * do not say which stream they use. So it is unpinned and freed after all work that this process has
+ * submitted to its GPUs before the release. The release does not wait: a thread records an event of each
+ * context (cuCtxRecordEvent, CUDA 12.5), or with older drivers synchronizes with it. If the driver fails, the
+ * memory stays. Work in contexts that are not the primary one of their device is not seen. */
 
 typedef struct tenon_registration tenon_registration;
 
@@ -138,8 +145,19 @@ TENON_API tenon_status tenon_device_register(void* data, uint64_t nbytes, uint32
                                              tenon_registration** out, tenon_error* error);
 /* The same for the storage of an array on the host, which the registration keeps alive. */
 TENON_API tenon_status tenon_array_register(tenon_array* array, tenon_registration** out, tenon_error* error);
-/* All work on the memory has to be done. */
+/* Of tenon_device_register: all work on the memory has to be done. Of tenon_array_register: does not wait.
+ * The memory stays pinned, and the array alive, until the work that was submitted before is done. */
 TENON_API void tenon_registration_release(tenon_registration* registration);
+
+/* ------------------------------------------------------------------------- captures of graphs
+ * \since 0.6
+ *
+ * While a stream is captured to a graph, the driver refuses to tell when all work is done, and the question
+ * makes the capture invalid. So a program that has pinned arrays announces each capture, unless its stream is
+ * ordered with the legacy stream. Captures are counted. Between the two calls no pinned memory is freed.
+ * begin() waits for a question that is being asked, with drivers before CUDA 12.5 until all work is done. */
+TENON_API void tenon_graph_capture_begin(void);
+TENON_API void tenon_graph_capture_end(void);
 
 #ifdef __cplusplus
 }

@@ -249,6 +249,11 @@ void add_devices(nb::module_& module) {
   nb::class_<Registration>(module, "NativeRegistration", "Memory of the host that is pinned where it lies.")
       .def(nb::init<const Array&>(), nb::arg("array"))
       .def("release", &Registration::release);
+  module.def("begin_graph_capture", [] {
+    const nb::gil_scoped_release released;
+    tenon_graph_capture_begin();
+  });
+  module.def("end_graph_capture", tenon_graph_capture_end);
   module.def("device_count", device_count,
              "The number of CUDA devices that this process sees.\n\n"
              "Raises\n------\nFileNotFoundError\n    There is no CUDA driver.\n");

@@ -991,6 +991,10 @@ class NativeRegistration:
 
     def release(self) -> None: ...
 
+def begin_graph_capture() -> None: ...
+
+def end_graph_capture() -> None: ...
+
 def device_count() -> int:
     """
     The number of CUDA devices that this process sees.

@@ -8,15 +8,23 @@
 #include "array/device_copy.h"
 #include "capi/boundary.h"
 #include "device/completions.h"
+#include "device/submitted_work.h"
 #include "tenon/tenon.h"
 
 using namespace tenon::impl;        // NOLINT(google-build-using-namespace)
 using namespace tenon::impl::capi;  // NOLINT(google-build-using-namespace)
 
 // Pinned memory, and what keeps it.
-struct tenon_registration {
-  device::Registration registration;
+struct tenon_registration : device::AfterWork {
+  tenon_registration(void* data, uint64_t nbytes, bool is_readonly, Array* kept)
+      : registration(data, nbytes, is_readonly) {
+    call = [](device::AfterWork* self) noexcept { delete static_cast<tenon_registration*>(self); };
+    if (kept == nullptr) return;
+    device::SubmittedWork::instance().prepare();
+    array = Ref<Array>::share(kept);
+  }
   Ref<Array> array;  // null: the caller keeps it
+  device::Registration registration;
 };
 
 extern "C" {
@@ -97,7 +105,7 @@ tenon_status tenon_device_register(void* data, uint64_t nbytes, uint32_t flags, 
     not_null(data, "data");
     not_null(out, "out");
     check_flags(flags, TENON_READONLY, "tenon_device_register");
-    *out = new tenon_registration{{data, nbytes, (flags & TENON_READONLY) != 0}, {}};
+    *out = new tenon_registration(data, nbytes, (flags & TENON_READONLY) != 0, nullptr);
   });
 }
 
@@ -110,11 +118,16 @@ tenon_status tenon_array_register(tenon_array* array, tenon_registration** out, 
       throw_error(Code::kValue, "the array of shape ", shape_text(source.shape()), " on ",
                   device::text_of(source.desc().device), " cannot be pinned: it has no bytes on the host");
     }
-    *out = new tenon_registration{{storage.data(), storage.nbytes(), storage.is_readonly()},
-                                  Ref<Array>::share(&source)};
+    *out = new tenon_registration(storage.data(), storage.nbytes(), storage.is_readonly(), &source);
   });
 }
 
-void tenon_registration_release(tenon_registration* registration) { delete registration; }
+void tenon_registration_release(tenon_registration* registration) {
+  const bool may_wait = registration != nullptr && registration->array;
+  if (!may_wait || !device::SubmittedWork::instance().then(registration)) delete registration;
+}
+
+void tenon_graph_capture_begin(void) { device::SubmittedWork::instance().begin_capture(); }
+void tenon_graph_capture_end(void) { device::SubmittedWork::instance().end_capture(); }
 
 }  // extern "C"

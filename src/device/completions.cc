@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/one_per_process.h"
+#include "device/submitted_work.h"
 
 namespace tenon::impl::device {
 namespace {
@@ -35,11 +36,21 @@ bool Completions::add(Completion* completion) noexcept {
     pending_.fetch_add(1, std::memory_order_relaxed);
     completion->next = std::exchange(new_, completion);
   }
+  wake();
+  return true;
+}
+
+bool Completions::prepare() noexcept {
+  const std::scoped_lock lock(lock_);
+  if (!is_started_) is_started_ = start();
+  return is_started_;
+}
+
+void Completions::wake() noexcept {
   // pairs with: Completions::run, "there is something to look for"
   turns_.fetch_add(1, std::memory_order_seq_cst);
   // pairs with: Completions::run, "there is something to look for"
   if (is_asleep_.load(std::memory_order_seq_cst)) futex_wake_all(turns_);
-  return true;
 }
 
 bool Completions::start() noexcept {
@@ -55,20 +66,25 @@ bool Completions::start() noexcept {
 void Completions::run() noexcept {
   pthread_setname_np(pthread_self(), "tenon-device");
   while (true) {
-    // pairs with: Completions::add, "there is something to look for"
+    // pairs with: Completions::wake, "there is something to look for"
     const uint32_t turn = turns_.load(std::memory_order_seq_cst);
     const bool has_new = take_new();
     {
       const BeforeExit before;
       if (!before) return;
-      if (tell() || has_new) continue;
+      const bool has_begun = SubmittedWork::instance().begin();
+      if (tell() || has_new || has_begun) continue;
     }
     if (first_ != nullptr) {
       const int64_t waited = now_ns() - came_ns_;
       (void)futex_wait_for(turns_, turn, std::clamp(waited / 8, kShortestNs, kLongestNs));
       continue;
     }
-    // pairs with: Completions::add, "there is something to look for"
+    if (const int64_t wait_ns = SubmittedWork::instance().again_in_ns()) {
+      (void)futex_wait_for(turns_, turn, wait_ns);
+      continue;
+    }
+    // pairs with: Completions::wake, "there is something to look for"
     is_asleep_.store(true, std::memory_order_seq_cst);
     (void)futex_wait(turns_, turn);
     is_asleep_.store(false, std::memory_order_relaxed);

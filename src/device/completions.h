@@ -37,6 +37,10 @@ class Completions {
 
   // Starts the thread at the first call. False: no thread can be had, and nothing has happened.
   bool add(Completion* completion) noexcept;
+  // The same without a completion.
+  bool prepare() noexcept;
+  // SubmittedWork has something for the thread. Requires prepare().
+  void wake() noexcept;
 
   // Added and not yet called.
   uint64_t pending() const noexcept { return pending_.load(std::memory_order_relaxed); }

@@ -20,11 +20,17 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 constexpr const char* kLibrary = "libcuda.so.1";
 constexpr const char* kVariable = "TENON_CUDA_DRIVER";
 
+const char* library_path() noexcept {
+  const char* const given = std::getenv(kVariable);
+  return given != nullptr && *given != '\0' ? given : kLibrary;
+}
+
 // The functions of the driver; those that it may lack are null then.
 struct Functions {
 #define TENON_CUDA_MEMBER(base, exported, ...) std::add_pointer_t<__VA_ARGS__> base = nullptr;
   TENON_CUDA_FUNCTIONS(TENON_CUDA_MEMBER)
   TENON_CUDA_OPTIONAL_FUNCTIONS(TENON_CUDA_MEMBER)
+  TENON_CUDA_NEWER_FUNCTIONS(TENON_CUDA_MEMBER)
 #undef TENON_CUDA_MEMBER
 };
 
@@ -38,15 +44,20 @@ class Finder {
         find_(reinterpret_cast<GetProcAddress*>(dlsym(library, "cuGetProcAddress"))) {}
 
   void* find(const char* base, const char* exported) const noexcept {
+    void* const found = ask(base, kCudaAbi);
+    return found != nullptr ? found : dlsym(library_, exported);
+  }
+  // Null: the driver says that it does not have the function of this version, or cannot say it.
+  void* ask(const char* base, int version) const noexcept {
     void* found = nullptr;
     CUdriverProcAddressQueryResult result = 0;
     if (find_v2_ != nullptr) {
-      if (find_v2_(base, &found, kCudaAbi, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &result) != CUDA_SUCCESS)
+      if (find_v2_(base, &found, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &result) != CUDA_SUCCESS)
         found = nullptr;
     } else if (find_ != nullptr) {
-      if (find_(base, &found, kCudaAbi, CU_GET_PROC_ADDRESS_LEGACY_STREAM) != CUDA_SUCCESS) found = nullptr;
+      if (find_(base, &found, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM) != CUDA_SUCCESS) found = nullptr;
     }
-    return found != nullptr ? found : dlsym(library_, exported);
+    return found;
   }
 
  private:
@@ -123,6 +134,16 @@ class CudaDriver final : public Driver {
     if (const Status s = ask(&found, device)) return s;
     static_assert(sizeof found == sizeof uuid->bytes);
     std::memcpy(uuid->bytes.data(), &found, sizeof found);
+    return kOk;
+  }
+
+  Status is_open(int32_t ordinal, bool* is_open) noexcept override {
+    CUdevice device = 0;
+    unsigned flags = 0;
+    int is_active = 0;
+    if (const Status s = cu_.cuDeviceGet(&device, ordinal)) return s;
+    if (const Status s = cu_.cuDevicePrimaryCtxGetState(device, &flags, &is_active)) return s;
+    *is_open = is_active != 0;
     return kOk;
   }
 
@@ -270,6 +291,11 @@ class CudaDriver final : public Driver {
   Status record(EventHandle event, Stream stream) noexcept override {
     return cu_.cuEventRecord(event_of(event), device::stream_of(stream));
   }
+  bool has_context_events() const noexcept override { return cu_.cuCtxRecordEvent != nullptr; }
+  Status record_context(EventHandle event, Context context) noexcept override {
+    return cu_.cuCtxRecordEvent(static_cast<CUcontext>(context), event_of(event));
+  }
+  Status synchronise_context() noexcept override { return cu_.cuCtxSynchronize(); }
   Status query(EventHandle event) noexcept override { return cu_.cuEventQuery(event_of(event)); }
   Status synchronise(EventHandle event) noexcept override { return cu_.cuEventSynchronize(event_of(event)); }
 
@@ -303,9 +329,8 @@ class CudaDriver final : public Driver {
 
  private:
   void load() {
-    const char* const given = std::getenv(kVariable);
-    const bool is_given = given != nullptr && *given != '\0';
-    const char* const path = is_given ? given : kLibrary;
+    const char* const path = library_path();
+    const bool is_given = path != kLibrary;
     void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       const char* const reason = dlerror();
@@ -324,6 +349,10 @@ class CudaDriver final : public Driver {
 #define TENON_CUDA_FIND(base, exported, ...) \
   cu_.base = reinterpret_cast<std::add_pointer_t<__VA_ARGS__>>(finder.find(#base, #exported));
     TENON_CUDA_OPTIONAL_FUNCTIONS(TENON_CUDA_FIND)
+#undef TENON_CUDA_FIND
+#define TENON_CUDA_FIND(base, version, ...) \
+  cu_.base = reinterpret_cast<std::add_pointer_t<__VA_ARGS__>>(finder.ask(#base, version));
+    TENON_CUDA_NEWER_FUNCTIONS(TENON_CUDA_FIND)
 #undef TENON_CUDA_FIND
     if (const Status s = cu_.cuInit(0)) {
       throw_error(s == CUDA_ERROR_NO_DEVICE ? Code::kNotFound : Code::kSystem, "the CUDA driver '", path,
@@ -393,6 +422,21 @@ class CudaDriver final : public Driver {
 }  // namespace
 
 Driver& cuda_driver() { return one_per_process<CudaDriver>().checked(); }
+
+bool is_cuda_in_use() noexcept {
+  void* const library = dlopen(library_path(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (library == nullptr) return false;
+  using GetState = CUresult(CUdevice, unsigned*, int*);
+  auto* const get_state = reinterpret_cast<GetState*>(dlsym(library, "cuDevicePrimaryCtxGetState"));
+  unsigned flags = 0;
+  int is_active = 0;
+  // Fails after the last device, and where the driver has not been started in this process.
+  for (CUdevice i = 0; get_state != nullptr && is_active == 0; ++i) {
+    if (get_state(i, &flags, &is_active) != CUDA_SUCCESS) break;
+  }
+  (void)dlclose(library);
+  return is_active != 0;
+}
 
 Driver& driver_of(int32_t device_type) {
   if (device_type == TENON_CUDA) return cuda_driver();

@@ -144,8 +144,11 @@ inline constexpr int kCudaAbi = 11020;
   X(cuDeviceGetAttribute, cuDeviceGetAttribute,                                                         \
     CUresult(int* value, CUdevice_attribute attribute, CUdevice device))                                \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, CUresult(CUcontext* context, CUdevice device))  \
+  X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState,                                             \
+    CUresult(CUdevice device, unsigned* flags, int* is_active))                                         \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, CUresult(CUcontext context))                                 \
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2, CUresult(CUcontext* context))                                  \
+  X(cuCtxSynchronize, cuCtxSynchronize, CUresult())                                                     \
   X(cuMemGetInfo, cuMemGetInfo_v2, CUresult(size_t* free_nbytes, size_t* total_nbytes))                 \
   X(cuMemAlloc, cuMemAlloc_v2, CUresult(CUdeviceptr* address, size_t nbytes))                           \
   X(cuMemFree, cuMemFree_v2, CUresult(CUdeviceptr address))                                             \
@@ -197,5 +200,9 @@ inline constexpr int kCudaAbi = 11020;
   X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,                                                           \
     CUresult(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags))                               \
   X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, CUresult(CUdeviceptr address))
+
+// The same of functions that are newer than kCudaAbi: X(name, version of CUDA, type). Only cuGetProcAddress
+// finds them.
+#define TENON_CUDA_NEWER_FUNCTIONS(X) X(cuCtxRecordEvent, 12050, CUresult(CUcontext context, CUevent event))
 
 }  // namespace tenon::impl::cuda

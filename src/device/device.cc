@@ -209,6 +209,24 @@ tenon_device Device::holding(int32_t device_type, const void* address, bool is_e
               driver.name(), ": import it as memory of the host");
 }
 
+std::vector<Device*> Device::all_open(int32_t device_type) {
+  Driver& driver = driver_of(device_type);
+  const int32_t n = std::min(count(device_type), kMostDevices);
+  std::vector<Device*> open;
+  for (int32_t i = 0; i < n; ++i) {
+    bool is_open = false;
+    if (const Status s = driver.is_open(i, &is_open))
+      throw device::error_of(driver, s, concat("ask for the state of ", text_of({device_type, i})));
+    if (is_open) open.push_back(&of({device_type, i}));
+  }
+  return open;
+}
+
+Device& Device::for_host(int32_t device_type) {
+  const std::vector<Device*> open = all_open(device_type);
+  return open.empty() ? of({device_type, 0}) : *open.front();
+}
+
 Device::Device(tenon_device id, Driver& driver) : id_(id), driver_(driver) {
   if (const Status s = driver_.open(id.id, &context_, &traits_))
     throw error_of(s, concat("open ", text_of(id)));
@@ -325,6 +343,26 @@ bool Device::is_capturing(Stream stream) {
   return is_capturing;
 }
 
+// A stream that is ordered with the legacy one is found without harm to the capture.
+Status Device::look_for_capture() noexcept {
+  bool is_capturing = false;
+  return driver_.is_capturing(driver_.stream_of(1), &is_capturing);
+}
+
+Status Device::record_all(Event& event) noexcept {
+  Status status = kOk;
+  const Current current(*this, &status);
+  if (status == kOk) status = look_for_capture();
+  return status != kOk ? status : driver_.record_context(event.handle_, context_);
+}
+
+Status Device::synchronise_all() noexcept {
+  Status status = kOk;
+  const Current current(*this, &status);
+  if (status == kOk) status = look_for_capture();
+  return status != kOk ? status : driver_.synchronise_context();
+}
+
 Ref<Event> Device::record_foreign(Stream stream, bool is_of_other_thread) {
   // No handle names the stream of another thread, but the legacy stream waits for all of those.
   if (is_of_other_thread && stream == driver_.stream_of(2)) stream = driver_.stream_of(1);
@@ -342,7 +380,7 @@ Status Device::wait(Stream stream, Event& event) noexcept {
 // --------------------------------------------------------------------------------------- pinned memory
 
 void* allocate_pinned(size_t nbytes) {
-  Device& device = Device::of(kFirst);
+  Device& device = Device::for_host(kFirst.type);
   const Device::Current current(device);
   void* address = nullptr;
   if (const Status s = device.driver().allocate_host(nbytes, &address))
@@ -356,7 +394,7 @@ void free_pinned(void* address, size_t nbytes) noexcept {
   const BeforeExit before_exit;
   if (!before_exit) return;
   try {
-    Device& device = Device::of(kFirst);
+    Device& device = Device::for_host(kFirst.type);
     const Device::Current current(device);
     (void)device.driver().free_host(address);
   } catch (const std::exception&) {
@@ -368,7 +406,7 @@ Registration::Registration(void* address, size_t nbytes, bool is_readonly) {
   const size_t page = os::page_nbytes();
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(address) + nbytes + page - 1) / page * page;
-  Device& device = Device::of(kFirst);
+  Device& device = Device::for_host(kFirst.type);
   Registry& registry = one_per_process<Registry>();
   const std::scoped_lock lock(registry.lock);
   auto next = registry.ranges.upper_bound(begin);
@@ -409,7 +447,7 @@ Registration::~Registration() {
   const BeforeExit before_exit;
   if (!before_exit) return;
   try {
-    Device& device = Device::of(kFirst);
+    Device& device = Device::for_host(kFirst.type);
     const Device::Current current(device);
     (void)device.driver().unregister_host(reinterpret_cast<void*>(begin_));
   } catch (const std::exception&) {

@@ -83,6 +83,12 @@ class Device {
   // Opens it at the first call. Fails as driver_of, with kValue when there is no such device.
   static Device& of(tenon_device device);
   static int32_t count(int32_t device_type);
+  // The devices on which work of this process may run: those that Tenon or another library has opened. Fails
+  // as driver_of and of().
+  static std::vector<Device*> all_open(int32_t device_type);
+  // The first one of them, for memory of the host that belongs to no device; if there is none, the first
+  // device. Fails as of().
+  static Device& for_host(int32_t device_type);
   // That which holds the byte, as the driver says. Fails as driver_of and of(), and with kBuffer if no device
   // holds it. is_empty: the address needs no memory; the first device if none holds it.
   static tenon_device holding(int32_t device_type, const void* address, bool is_empty);
@@ -137,6 +143,12 @@ class Device {
   // stream of a thread (number 2) is the caller's, or (is_of_other_thread) another one's. Fails as record.
   Ref<Event> record_foreign(Stream stream, bool is_of_other_thread);
   bool is_capturing(Stream stream);
+  // An event of make_event(nullptr) becomes the moment of all streams of this process on the device. The same
+  // without an event, where the driver has none for it: sleeps until their work is done. If a stream is
+  // captured to a graph, both fail, and unless that stream is ordered with the legacy
+  // stream they make the capture invalid.
+  Status record_all(Event& event) noexcept;
+  Status synchronise_all() noexcept;
 
   // The stream waits for the event, unless that is done or of the same stream. The device must be current.
   Status wait(Stream stream, Event& event) noexcept;
@@ -151,6 +163,7 @@ class Device {
   Device(tenon_device id, Driver& driver);
   // pool: the stream in whose order a pool allocates; null: no pool.
   void* allocate_in(Stream pool, size_t nbytes, bool is_zeroed, Ref<Event>* born);
+  Status look_for_capture() noexcept;
   void free_in(Stream pool, void* address, size_t nbytes) noexcept;
   EventHandle take_event();
   void give_event(EventHandle handle) noexcept;

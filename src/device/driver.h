@@ -89,6 +89,8 @@ class Driver {
   virtual Status count(int32_t* devices) noexcept = 0;
   // Needs no context.
   virtual Status uuid_of(int32_t ordinal, DeviceUuid* uuid) noexcept = 0;
+  // This library or another one of the process has opened the device. Needs no context.
+  virtual Status is_open(int32_t ordinal, bool* is_open) noexcept = 0;
   // Creates or retains what work on a device needs.
   virtual Status open(int32_t ordinal, Context* context, DeviceTraits* traits) noexcept = 0;
   // Makes the context that of this thread until leave(). Calls between them do not break the capture of a
@@ -125,6 +127,12 @@ class Driver {
   virtual Status create_event(EventHandle* event) noexcept = 0;
   virtual Status destroy_event(EventHandle event) noexcept = 0;
   virtual Status record(EventHandle event, Stream stream) noexcept = 0;
+  // The driver has record_context().
+  virtual bool has_context_events() const noexcept = 0;
+  // What all streams of the context have been given so far. If one of them is captured, this fails and makes
+  // the capture invalid; so does synchronise_context().
+  virtual Status record_context(EventHandle event, Context context) noexcept = 0;
+  virtual Status synchronise_context() noexcept = 0;  // the current one; the caller sleeps
   virtual Status query(EventHandle event) noexcept = 0;
   virtual Status synchronise(EventHandle event) noexcept = 0;  // the caller sleeps
 
@@ -139,6 +147,9 @@ class Driver {
 // is none (the message says what was looked for, where, and what the loader said), kSystem when it does not
 // start or the process was forked after it had started, kValue for other types.
 Driver& driver_of(int32_t device_type);
+// This library or another one of this process has opened a CUDA device. Loads no driver and starts none: a
+// process that has started CUDA cannot fork children that use it.
+bool is_cuda_in_use() noexcept;
 
 // cuda.cc.
 Driver& cuda_driver();

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "device/submitted_work.h"
 #include "memory/known_memory.h"
 
 namespace tenon::impl {
@@ -39,14 +40,21 @@ struct DeviceBlock {
   }
 };
 
-// The owner of pinned memory.
-struct PinnedBlock {
-  void* address;
-  size_t nbytes;
+// The owner of pinned memory. Another library may still copy from it or to it when the last view has gone.
+struct PinnedBlock : device::AfterWork {
+  void* address = nullptr;
+  size_t nbytes = 0;
 
+  static void free(AfterWork* after) noexcept {
+    const std::unique_ptr<PinnedBlock> self(static_cast<PinnedBlock*>(after));
+    device::free_pinned(self->address, self->nbytes);
+  }
   static void release(void* owner) {
-    const std::unique_ptr<PinnedBlock> self(static_cast<PinnedBlock*>(owner));
-    if (self->address != nullptr) device::free_pinned(self->address, self->nbytes);
+    std::unique_ptr<PinnedBlock> self(static_cast<PinnedBlock*>(owner));
+    if (self->address == nullptr) return;
+    self->call = free;
+    PinnedBlock* const block = self.release();
+    if (!device::SubmittedWork::instance().then(block)) free(block);
   }
 };
 
@@ -60,8 +68,12 @@ Memory memory_on_device(size_t nbytes, bool is_zeroed, tenon_device id) {
 }
 
 Memory pinned_memory(size_t nbytes, bool is_zeroed, tenon_device id) {
-  std::unique_ptr<PinnedBlock> block(new PinnedBlock{nullptr, nbytes});
-  if (nbytes != 0) block->address = device::allocate_pinned(nbytes);
+  auto block = std::make_unique<PinnedBlock>();
+  block->nbytes = nbytes;
+  if (nbytes != 0) {
+    device::SubmittedWork::instance().prepare();
+    block->address = device::allocate_pinned(nbytes);
+  }
   auto* const data = static_cast<std::byte*>(block->address);
   if (is_zeroed && nbytes != 0) std::memset(data, 0, nbytes);
   return {data, nbytes, data, nbytes, false, block.release(), PinnedBlock::release, nullptr, id};

@@ -12,6 +12,8 @@ static tenon_tensor_pool* new_pool(uint64_t budget) {
   OK(tenon_tensor_pool_create(&options, &pool, &error));
   options.flags = 1;
   FAILS(TENON_ERR_VALUE, tenon_tensor_pool_create(&options, &pool, &error));
+  tenon_graph_capture_begin();
+  tenon_graph_capture_end();
   tenon_tensor_pool_retain(pool);
   tenon_tensor_pool_release(pool);
   return pool;

@@ -48,6 +48,7 @@ int version_of(std::string_view name) {
                                                            {"cuStreamIsCapturing", 10000},
                                                            {"cuThreadExchangeStreamCaptureMode", 10010},
                                                            {"cuGetProcAddress", 11030},
+                                                           {"cuCtxRecordEvent", 12050},
                                                            {"cuIpcOpenMemHandle", 11000},
                                                            {"cuDeviceGetUuid", 9020},
                                                            {"cuDeviceGetUuid_v2", 11040},
@@ -385,6 +386,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (!is_device_ordinal(device)) return CUDA_ERROR_INVALID_DEVICE;
   *context = s.contexts[static_cast<size_t>(device)].get();
   if ((*context)->n_retained++ == 0) ++s.counts["live.contexts"];
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* is_active) {
+  TENON_FAKE_CALL(kInit);
+  if (!is_device_ordinal(device)) return CUDA_ERROR_INVALID_DEVICE;
+  *flags = 0;
+  *is_active = s.contexts[static_cast<size_t>(device)]->n_retained != 0;
   return CUDA_SUCCESS;
 }
 

@@ -35,10 +35,11 @@ inline constexpr CUresult kCaptureImplicit = 906;
 
 inline constexpr size_t kPage = 4096;
 
-#define TENON_FAKE_FUNCTIONS(X)    \
-  TENON_CUDA_FUNCTIONS(X)          \
-  TENON_CUDA_OPTIONAL_FUNCTIONS(X) \
-  TENON_CUDA_FURTHER_FUNCTIONS(X)  \
+#define TENON_FAKE_FUNCTIONS(X)                                                     \
+  TENON_CUDA_FUNCTIONS(X)                                                           \
+  TENON_CUDA_OPTIONAL_FUNCTIONS(X)                                                  \
+  TENON_CUDA_FURTHER_FUNCTIONS(X)                                                   \
+  X(cuCtxRecordEvent, cuCtxRecordEvent, CUresult(CUcontext context, CUevent event)) \
   X(cuGetProcAddress, cuGetProcAddress_v2, GetProcAddressV2)
 
 #define TENON_FAKE_DECLARE(name, exported, ...) \
@@ -59,9 +60,10 @@ struct SharedRecords {
 
 // One call of cuEventRecord: done when its stream has come to it.
 struct Record {
-  bool is_done = false;                        // of a record of this process
-  std::shared_ptr<SharedRecords> shared = {};  // or null
-  uint64_t number = 0;                         // in shared
+  bool is_done = false;                             // of a record of this process
+  std::shared_ptr<SharedRecords> shared = {};       // or null
+  uint64_t number = 0;                              // in shared
+  std::vector<std::shared_ptr<Record>> parts = {};  // of several streams: done when all are
 
   bool done() const;
   void complete();
@@ -123,7 +125,7 @@ struct Settings {
   int devices = 1, first = 0;
   size_t memory = size_t{1} << 30;
   uint64_t delay_us = 50, delay_calls = 0;
-  int version = 12040;
+  int version = 12050;
   bool pools = true, vmm = true, ipc = true, registers = true, verbose = false, strict_end = false;
   std::set<std::string, std::less<>> missing;
 };

@@ -22,7 +22,7 @@
  *   delay_us=50        work starts up to this much later (sometimes 10 times as much); 0: at once
  *   delay_calls=0      if not 0, in place of delay_us: work starts up to so many calls of the driver later
  *                      (sometimes 10 times as many), and runs in threads that call it. No time is lost
- *   version=12040      of the driver; functions that are newer are missing
+ *   version=12050      of the driver; functions that are newer are missing
  *   missing=A+B        functions that cuGetProcAddress does not find, by their names there
  *   pools=1, vmm=1, ipc=1, register=1   0: the devices do not have the feature
  *   fail=NAME:N:ERROR  as fake_cuda_fail(); fail_copy=N:ERROR  as fake_cuda_fail_copy()

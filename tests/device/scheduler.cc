@@ -181,6 +181,7 @@ bool is_ordered_with_legacy(const Stream& stream, const Context& context) {
 }
 
 bool Record::done() const {
+  if (std::any_of(parts.begin(), parts.end(), [](const auto& part) { return !part->done(); })) return false;
   if (shared == nullptr) return is_done;
   return shared->done.load() >= number || has_ended(shared->pid.load());
 }

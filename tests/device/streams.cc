@@ -62,6 +62,24 @@ CUresult check_event(Event* event) {
 
 }  // namespace
 
+// The moment of all streams of the context. A capture of one of them becomes invalid.
+CUresult record_all(const Context& context, Record* record) {
+  bool has_spoilt = false;
+  for (auto& stream : state().streams) {
+    if (stream->context != &context) continue;
+    if (is_capturing(*stream)) {
+      stream->capture->is_valid = false;
+      has_spoilt = true;
+    }
+    if (stream->queue.empty()) continue;
+    std::shared_ptr<Record>& last = stream->queue.back().completes;
+    if (last == nullptr) last = std::make_shared<Record>();
+    record->parts.push_back(last);
+  }
+  record->is_done = true;  // but for its parts
+  return has_spoilt ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
 CUresult spoil_capture_of(Stream& stream) {
   Capture* capture = is_capturing(stream) ? stream.capture.get() : nullptr;
   CUresult error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -271,6 +289,26 @@ CUresult cuEventRecord(CUevent event_handle, CUstream handle) {
     event->shared->issued = record->number;
   }
   return CUDA_SUCCESS;
+}
+
+CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) {
+  TENON_FAKE_CALL(kContext);
+  Event* event = find_event(handle);
+  if (event == nullptr || event->context != context) return CUDA_ERROR_INVALID_HANDLE;
+  if (context->error != CUDA_SUCCESS) return context->error;
+  auto record = std::make_shared<Record>();
+  const CUresult error = record_all(*context, record.get());
+  if (error != CUDA_SUCCESS) return error;
+  event->capture.reset();
+  event->last = record;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize() {
+  TENON_FAKE_CALL(kContext);
+  auto record = std::make_shared<Record>();
+  const CUresult error = record_all(*call.context, record.get());
+  return error == CUDA_SUCCESS ? wait_for(call, record, *call.context) : error;
 }
 
 CUresult cuEventQuery(CUevent handle) {

@@ -267,9 +267,9 @@ def pinned(*arrays: NDArray) -> Iterator[None]:
     between it and a device then run beside other work at the full speed of the bus. Memory of shared arrays
     stays shared; it is pinned in this process only.
 
-    The end of the block waits for the ops and copies of Tenon that use the arrays. If Ctrl-C interrupts that
-    wait, the memory is unpinned at once: call `waitall` before such a block ends. Before the end, synchronize
-    with the streams on which a framework copies from or to the arrays.
+    The end of the block waits for the ops and copies of Tenon that use the arrays. Frameworks may still copy
+    from or to the arrays then: the memory stays pinned, and exists, until the work is done that this process
+    has submitted to its GPUs. See `graph_capture` for programs that capture graphs.
 
     Parameters
     ----------
@@ -290,3 +290,23 @@ def pinned(*arrays: NDArray) -> Iterator[None]:
             stack.callback(_core.NativeRegistration(array).release)
             stack.callback(array.wait_to_write)
         yield
+
+
+@contextlib.contextmanager
+def graph_capture() -> Iterator[None]:
+    """Announces that the ``with`` block captures a stream to a CUDA graph::
+
+        with tn.graph_capture(), torch.cuda.graph(graph):
+            y = model(x)
+
+    Pinned memory (`pinned`, ``device="cuda_host"``, ``TensorPool(pinned=True)``) is used again after the work
+    that was submitted to the GPUs before. The driver does not tell of that work during a capture, and the
+    question would make the capture invalid. So a program with pinned memory captures graphs in such a block,
+    in which no pinned memory is freed. Blocks of several threads, and nested ones, are counted. Without
+    pinned memory, the block does nothing.
+    """
+    _core.begin_graph_capture()
+    try:
+        yield
+    finally:
+        _core.end_graph_capture()
