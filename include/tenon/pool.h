@@ -26,9 +26,17 @@
 extern "C" {
 #endif
 
+/* The memory is pinned for copies to and from GPUs: by this process, and by processes that open a message and
+ * use a GPU of CUDA then. Each piece of 2 to 64 MiB is pinned when its first array is made or opened in a
+ * process. It stays allocated as long as the pool, also if it is free. A private copy (tenon_message_open of
+ * memory that others read) is not pinned.
+ * When an array is released, the memory is used again after all work that the process has submitted to its
+ * GPUs before: see device.h. Before an array is sent, the work that writes it has to be done. */
+#define TENON_POOL_PINNED 1u
+
 typedef struct tenon_pool_options {
   uint32_t struct_size;
-  uint32_t flags;         /* 0 */
+  uint32_t flags;         /* TENON_POOL_PINNED */
   uint64_t budget_nbytes; /* the memory of all arrays, in whole pages; it is taken when it is needed */
   uint64_t idle_nbytes;   /* free memory that stays allocated; more is returned after one second */
   int64_t timeout_ns;     /* the time limit of messages; < 0: none */
@@ -38,7 +46,8 @@ typedef struct tenon_pool_options {
  * fails with VALUE. Messages and arrays stay valid after the last release. */
 typedef struct tenon_tensor_pool tenon_tensor_pool;
 
-/* Fails with VALUE (options), NO_MEMORY (the address space), SYSTEM. */
+/* Fails with VALUE (options), NO_MEMORY (the address space), SYSTEM. TENON_POOL_PINNED: also as
+ * tenon_device_describe. */
 TENON_API tenon_status tenon_tensor_pool_create(const tenon_pool_options* options, tenon_tensor_pool** out,
                                                 tenon_error* error);
 TENON_API void tenon_tensor_pool_retain(tenon_tensor_pool* pool);
@@ -48,7 +57,7 @@ TENON_API void tenon_tensor_pool_release(tenon_tensor_pool* pool);
  * there is no room, waits so long for it; 0: fails at once; < 0: no limit. Fails with VALUE (shape; the array
  * is larger than the budget), TYPE, NO_MEMORY (the pool is full: the message says which processes and
  * messages hold the memory; or the system has no memory), TIMEOUT (the same after a wait), INTERRUPTED,
- * SYSTEM. */
+ * SYSTEM (also if the driver refuses to pin the memory). */
 TENON_API tenon_status tenon_tensor_pool_empty(tenon_tensor_pool* pool, tenon_dtype dtype, int32_t ndim,
                                                const int64_t* shape, int64_t timeout_ns, tenon_array** out,
                                                tenon_error* error);

@@ -115,8 +115,9 @@ void note(nb::handle message, int64_t timeout_ns) {
 // The base class of tenon.TensorPool: one pool of this process. A forked child gets one of its own.
 class NativePool {
  public:
-  NativePool(uint64_t budget, uint64_t idle, Seconds timeout, uint64_t inline_nbytes)
+  NativePool(uint64_t budget, uint64_t idle, Seconds timeout, uint64_t inline_nbytes, Flag pinned)
       : budget_nbytes(budget), inline_nbytes(inline_nbytes), options_(detail::sized<tenon_pool_options>()) {
+    options_.flags = pinned.get("pinned") ? TENON_POOL_PINNED : 0;
     options_.budget_nbytes = budget;
     options_.idle_nbytes = idle;
     options_.timeout_ns = timeout.nanoseconds();
@@ -383,10 +384,10 @@ void add_tensor_pool(nb::module_& module) {
   static PyMethodDef methods[] = {fast_method<dumps>("dumps", kDumpsDoc), {nullptr, nullptr, 0, nullptr}};
   static const PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
   nb::class_<NativePool>(module, "NativePool", nb::type_slots(slots))
-      .def(nb::init<uint64_t, uint64_t, Seconds, uint64_t>(), nb::arg("budget"), nb::arg("idle"),
-           nb::arg("timeout").none(), nb::arg("inline_nbytes"),
-           nb::sig("def __init__(self, budget: int, idle: int, timeout: float | None, inline_nbytes: int) -> "
-                   "None"))
+      .def(nb::init<uint64_t, uint64_t, Seconds, uint64_t, Flag>(), nb::arg("budget"), nb::arg("idle"),
+           nb::arg("timeout").none(), nb::arg("inline_nbytes"), nb::arg("pinned"),
+           nb::sig("def __init__(self, budget: int, idle: int, timeout: float | None, inline_nbytes: int, "
+                   "pinned: bool) -> None"))
       .def_ro("budget", &NativePool::budget_nbytes)
       .def_ro("inline", &NativePool::inline_nbytes)
       .def("_begin_child", &NativePool::begin_child)

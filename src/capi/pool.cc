@@ -63,9 +63,10 @@ tenon_status tenon_tensor_pool_create(const tenon_pool_options* options, tenon_t
     not_null(options, "options");
     not_null(out, "out");
     check_struct_size(options->struct_size, sizeof *options, "tenon_pool_options");
-    check_flags(options->flags, 0, "tenon_tensor_pool_create");
+    check_flags(options->flags, TENON_POOL_PINNED, "tenon_tensor_pool_create");
+    const bool is_pinned = (options->flags & TENON_POOL_PINNED) != 0;
     Ref<TensorPool> pool =
-        TensorPool::create({options->budget_nbytes, options->idle_nbytes, options->timeout_ns});
+        TensorPool::create({options->budget_nbytes, options->idle_nbytes, options->timeout_ns, is_pinned});
     *out = reinterpret_cast<tenon_tensor_pool*>(pool.detach());
   });
 }

@@ -4,10 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 
 #include "device/completions.h"
 #include "device/device_testing.h"
+#include "device/submitted_work.h"
 
 namespace tenon::impl {
 namespace {
@@ -99,6 +101,84 @@ TEST(NoDriver, AProcessEndsWhileItsWorkIsNotDone) {
   int status = 0;
   ASSERT_EQ(child, waitpid(child, &status, 0));
   EXPECT_EQ(0, status);
+}
+
+// A call after the work of a stream that is held until this returns.
+struct AfterHeldWork : device::AfterWork {
+  explicit AfterHeldWork(const char* settings) {
+    setenv("TENON_CUDA_DRIVER", TENON_FAKE_CUDA, 1);
+    setenv("TENON_FAKE_CUDA", settings, 1);
+    alarm(60);
+    call = [](AfterWork* self) noexcept { static_cast<AfterHeldWork*>(self)->is_told = true; };
+    device::SubmittedWork::instance().prepare();
+    stream = device::Device::of(kCuda).stream(device::Lane::kToDevice);
+    (void)DeviceTest::on(kCuda, fake_cuda_hold, stream);
+  }
+  void launch(int (*kernel)(void*)) {
+    (void)DeviceTest::on(kCuda, fake_cuda_launch, stream, kernel, nullptr);
+    (void)device::SubmittedWork::instance().then(this);
+  }
+  std::string told_after_resume() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (is_told) return "it was told before the work had ended";
+    (void)DeviceTest::on(kCuda, fake_cuda_resume, stream);
+    while (!is_told) std::this_thread::yield();
+    return "";
+  }
+  void* stream = nullptr;
+  std::atomic<bool> is_told{false};
+};
+
+TEST(NoDriver, APinnedPoolSaysThatThereIsNoDriver) {
+  EXPECT_EQ("", in_child([]() -> std::string {
+              setenv("TENON_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
+              const tenon_pool_options options{sizeof options, TENON_POOL_PINNED, 1 << 20, 0, -1};
+              tenon_tensor_pool* pool = nullptr;
+              tenon_error error = TENON_ERROR_INIT;
+              const tenon_status status = tenon_tensor_pool_create(&options, &pool, &error);
+              return status == TENON_ERR_NOT_FOUND && std::strstr(error.message, "/nowhere/") != nullptr
+                         ? ""
+                         : error.message;
+            }));
+}
+
+TEST(NoDriver, WithoutEventsOfContextsAThreadWaitsForTheWork) {
+  EXPECT_EQ("", in_child([]() -> std::string {
+              AfterHeldWork after("devices=2,missing=cuCtxRecordEvent");
+              after.launch([](void*) { return 0; });
+              const std::string wrong = after.told_after_resume();
+              return fake_cuda_count("cuCtxRecordEvent") != 0 ? "it records events" : wrong;
+            }));
+}
+
+// Nothing tells whether its copies have ended.
+TEST(NoDriver, ACallIsNotMadeAfterADeviceHasFailed) {
+  for (const char* settings : {"devices=1", "devices=1,missing=cuCtxRecordEvent"}) {
+    EXPECT_EQ("", in_child([&]() -> std::string {
+                AfterHeldWork after(settings);
+                after.launch([](void*) { return 700; });
+                (void)DeviceTest::on(kCuda, fake_cuda_resume, after.stream);
+                auto& work = device::SubmittedWork::instance();
+                while (work.describe().find("CUDA_ERROR_ILLEGAL_ADDRESS") == std::string::npos)
+                  std::this_thread::yield();
+                return after.is_told ? "it was told" : "";
+              }))
+        << settings;
+  }
+}
+
+TEST(NoDriver, AProcessEndsWhileACallWaitsForWork) {
+  for (const char* settings : {"devices=1,strict_end=1", "devices=1,missing=cuCtxRecordEvent"}) {
+    EXPECT_EQ("", in_child([&]() -> std::string {
+                static AfterHeldWork after(settings);
+                after.launch([](void*) { return 0; });
+                const char* const call =
+                    std::strstr(settings, "missing") ? "cuCtxSynchronize" : "cuCtxRecordEvent";
+                while (fake_cuda_count(call) == 0) std::this_thread::yield();
+                std::exit(0);
+              }))
+        << settings;
+  }
 }
 
 // Of the child, for its handler.

@@ -15,10 +15,13 @@ namespace {
 constexpr uint64_t kGranule = 64 * 1024;
 constexpr uint64_t kLarge = 1 << 20;  // arrays of at least this size begin on a page
 constexpr uint64_t kKeptNbytes = uint64_t{256} << 20;
+constexpr uint64_t kNowhere = UINT64_MAX;
 
 }  // namespace
 
-BlockAllocator::BlockAllocator(Segment& segment) : segment_(segment) {
+BlockAllocator::BlockAllocator(Segment& segment)
+    : segment_(segment),
+      unit_(segment.pinned_pages() != nullptr ? segment.pinned_pages()->unit_nbytes() : 0) {
   const uint32_t blocks = segment.header().blocks;
   free_blocks_.reserve(blocks);
   left_.reserve(blocks);
@@ -34,21 +37,23 @@ AllocatedBlock BlockAllocator::allocate(uint64_t nbytes) {
   if (block == Segment::kNone) return {};
   // The smallest range that is large enough. So used memory is taken before memory that was never used.
   auto best = free_sizes_.lower_bound({wanted, 0});
-  while (best != free_sizes_.end() &&
-         round_up(best->second, alignment) + wanted > best->second + best->first) {
-    ++best;
-  }
+  const auto has_room = [&] { return place(best->second, best->first, wanted, alignment) != kNowhere; };
+  while (best != free_sizes_.end() && !has_room()) ++best;
   if (best == free_sizes_.end()) return {};
   const auto [size, begin] = *best;
   AllocatedBlock allocation;
-  allocation.begin = round_up(begin, alignment);
+  allocation.begin = place(begin, size, wanted, alignment);
   const uint64_t end = allocation.begin + wanted;
   const bool has_before = allocation.begin != begin, has_after = end != begin + size;
   Nodes nodes, rest;
   if (has_before || has_after) nodes = make_nodes();
   if (has_before && has_after) rest = make_nodes();
   segment_.commit_block(block);
-  allocation.is_fresh = commit(allocation.begin, end);
+  if (unit_ != 0) {  // which will be pinned
+    (void)commit(allocation.begin / unit_ * unit_, std::min(round_up(end, unit_), segment_.data_nbytes()));
+  } else {
+    allocation.is_fresh = commit(allocation.begin, end);
+  }
   if (block == used_.size()) {
     used_.emplace_back();
   } else {
@@ -71,6 +76,14 @@ AllocatedBlock BlockAllocator::allocate(uint64_t nbytes) {
   used_[block] = {allocation.begin, wanted, used_[block].is_left, used_[block].is_awaited, std::move(nodes)};
   used_nbytes_ += wanted;
   return allocation;
+}
+
+// Where a block begins in a range of free bytes, if it has room there.
+uint64_t BlockAllocator::place(uint64_t begin, uint64_t nbytes, uint64_t wanted,
+                               uint64_t alignment) const noexcept {
+  uint64_t at = round_up(begin, alignment);
+  if (unit_ != 0 && at / unit_ != (at + wanted - 1) / unit_) at = round_up(at, unit_);
+  return at + wanted <= begin + nbytes ? at : kNowhere;
 }
 
 uint32_t BlockAllocator::free_block() const noexcept {
@@ -181,6 +194,7 @@ bool BlockAllocator::free_unused(size_t most) noexcept {
 }
 
 uint64_t BlockAllocator::footprint(uint64_t nbytes) const noexcept {
+  if (unit_ != 0 && nbytes > unit_) return round_up(nbytes, unit_);
   return round_up(std::max<uint64_t>(nbytes, 1), segment_.is_tensor_pool() ? kPage : kAlignment);
 }
 
@@ -189,6 +203,7 @@ uint64_t BlockAllocator::idle_nbytes() const noexcept {
 }
 
 void BlockAllocator::trim(uint64_t kept_nbytes) noexcept {
+  if (unit_ != 0) return;
   // From the end, as the next arrays are least likely placed there.
   for (auto at = free_.rbegin(); at != free_.rend() && idle_nbytes() > kept_nbytes; ++at) {
     const uint64_t first = (at->first + kGranule - 1) / kGranule;

@@ -42,7 +42,8 @@ class BlockAllocator {
   bool reclaim(size_t most = SIZE_MAX) noexcept;
   bool is_any_new() const noexcept { return !left_.empty(); }
 
-  // Returns memory that belongs to no block to the system, except kept_nbytes of it.
+  // Returns memory that belongs to no block to the system, except kept_nbytes of it; not from a pool whose
+  // pages are pinned, which the driver would go on to use.
   void trim(uint64_t kept_nbytes) noexcept;
 
   // The memory that belongs to no block.
@@ -50,6 +51,7 @@ class BlockAllocator {
   uint64_t used_nbytes() const noexcept { return used_nbytes_; }
   uint64_t committed_nbytes() const noexcept { return committed_nbytes_; }
   // What a block of so many bytes takes. In a tensor pool: whole pages, so that a process can map them alone.
+  // If its pages are pinned: whole units, if it is larger than one.
   uint64_t footprint(uint64_t nbytes) const noexcept;
   // Calls visit(block) for each block that is not free.
   template <class Visit>
@@ -78,11 +80,13 @@ class BlockAllocator {
   void add_free(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept;
   Nodes remove_free(ByBegin::iterator at) noexcept;
   void free_range(Nodes nodes, uint64_t begin, uint64_t nbytes) noexcept;
+  uint64_t place(uint64_t begin, uint64_t nbytes, uint64_t wanted, uint64_t alignment) const noexcept;
   bool commit(uint64_t begin, uint64_t end);
   bool try_free(uint32_t block) noexcept;
   uint32_t free_block() const noexcept;
 
   Segment& segment_;
+  const uint64_t unit_;     // PinnedPages; 0: the pages are not pinned
   ByBegin free_;            // free ranges; adjacent ones are joined
   BySize free_sizes_;       // the same ranges
   std::vector<Used> used_;  // by block; further blocks were never used

@@ -66,8 +66,8 @@ struct alignas(64) PoolHead {
   std::atomic<uint32_t> ended;         // changes when another process than the creator has ended a message
   std::atomic<uint32_t> records_used;  // the records from this number on were never used
   std::atomic<uint32_t> is_over;       // the creator sends no further messages
-  std::atomic<uint32_t> reserved;
-  SharedEvent room;  // memory may have become free
+  std::atomic<uint32_t> pinned_unit;   // processes pin units of so many bytes; 0: none
+  SharedEvent room;                    // memory may have become free
 };
 static_assert(sizeof(PoolHead) <= kPage);
 

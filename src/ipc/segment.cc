@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -93,6 +94,8 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   segment->is_creator_ = true;
   segment->commit_block(plan.array != nullptr ? h.blocks - 1 : 0);
   segment->map(true, plan.node);
+  if (plan.pinned_unit != 0) store(segment->pool_head().pinned_unit, plan.pinned_unit);
+  segment->make_pinned_pages();
   std::memcpy(segment->control_.base, &h, sizeof h);
   segment->join(mutex_owner);
   os::seal(segment->file_);  // last: only a complete segment is sealed
@@ -113,6 +116,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
   segment->file_ = std::move(file);
   segment->map(is_writable, -1);
   if (segment->is_on_device()) segment->read_record();
+  segment->make_pinned_pages();
   segment->join(mutex_owner);
   return segment;
 }
@@ -123,6 +127,12 @@ void Segment::map(bool is_writable, int node) {
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
   is_writable_ = is_writable;
   if (!is_on_device()) private_pages_ = std::make_unique<PrivatePages>(file_, header_.data_at, data_nbytes());
+}
+
+void Segment::make_pinned_pages() {
+  const uint32_t unit = is_tensor_pool() ? look(pool_head().pinned_unit) : 0;
+  if (!std::has_single_bit(unit) || unit < header_.page_nbytes) return;
+  pinned_pages_ = std::make_unique<PinnedPages>(data_, data_nbytes(), unit);
 }
 
 // Reads and checks where the memory is: others may overwrite it later. Fails with kValue.
@@ -185,6 +195,7 @@ ProcessLock& Segment::set_lock(uint32_t block, std::unique_ptr<ProcessLock>&& lo
 Segment::~Segment() {
   if (private_pages_) LentMappings::instance().remove(*private_pages_);
   memory_.reset();  // while the place shows the creator that this process uses the memory
+  pinned_pages_.reset();
   if (participant_) participant_->leave();
   if (name_) {
     reap_all(control_);  // forked children may have ended since

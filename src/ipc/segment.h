@@ -18,6 +18,7 @@
 #include "ipc/message_table.h"
 #include "ipc/names.h"
 #include "ipc/participant.h"
+#include "ipc/pinned_pages.h"
 #include "ipc/private_pages.h"
 
 namespace tenon::impl {
@@ -40,6 +41,7 @@ struct SegmentPlan {
   int node = -1;              // of NUMA; -1: any
   bool is_on_device = false;  // its one block gets the memory of lie_on()
   uint32_t messages = 0;      // of a tensor pool
+  uint32_t pinned_unit = 0;   // of a tensor pool: as PoolHead
 };
 
 // Threads: any.
@@ -82,6 +84,9 @@ class Segment {
 
   // Of the data. Null: they lie on a device.
   PrivatePages* private_pages() noexcept { return private_pages_.get(); }
+  // Of a tensor pool whose pages processes pin; null: of others.
+  PinnedPages* pinned_pages() const noexcept { return pinned_pages_.get(); }
+  bool is_pinned_here() const noexcept { return pinned_pages_ != nullptr && pinned_pages_->is_any(); }
   // Processes send its blocks by messages, and take no turns on them.
   bool is_tensor_pool() const noexcept { return header_.messages != 0; }
   PoolHead& pool_head() const noexcept {
@@ -118,8 +123,10 @@ class Segment {
   // first mapping.
   bool has_memory() const noexcept { return memory_ != nullptr; }
   void keep_memory(std::unique_ptr<device::SharedMemory>&& memory) noexcept;
-  // Its end calls the driver: it frees or unmaps memory.
-  bool must_end_memory() const noexcept { return memory_ != nullptr && memory_->is_usable(); }
+  // Its end calls the driver: it frees, unmaps or unpins memory.
+  bool must_end_memory() const noexcept {
+    return is_pinned_here() || (memory_ != nullptr && memory_->is_usable());
+  }
   std::unique_ptr<device::SharedMemory> take_memory() noexcept { return std::move(memory_); }
 
   // Allocates the memory for the state of a block, unless it has some. Creator only, one thread at a time.
@@ -197,6 +204,7 @@ class Segment {
  private:
   Segment() = default;
   void map(bool is_writable, int node);
+  void make_pinned_pages();
   void read_record();
   void join(MutexOwner& mutex_owner);
 
@@ -206,6 +214,7 @@ class Segment {
   Control control_;
   std::byte* data_ = nullptr;
   std::unique_ptr<PrivatePages> private_pages_;  // constant from map() on
+  std::unique_ptr<PinnedPages> pinned_pages_;    // constant from map() on
   bool is_writable_ = false;
   bool is_creator_ = false;
   // On a device. Constant from keep_memory() to the end of the last use; null: not mapped here.

@@ -109,9 +109,9 @@ std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
     self.open_.visit([&](Segment& segment) { look.look_at(segment); });
     const bool is_watching = look.end_look();
     const std::chrono::milliseconds clean = self.open_.clean();
-    // pairs with: Segments::end_use, "a sweep that is due"
+    // pairs with: Segments::note_end, "a sweep that is due"
     self.is_sweep_due_.store(is_unfinished, std::memory_order_seq_cst);
-    // pairs with: Segments::end_use, "a sweep that is due"
+    // pairs with: Segments::note_end, "a sweep that is due"
     if (!is_unfinished && self.ended_uses_.load(std::memory_order_seq_cst) != nullptr) return kSweepWhenBusy;
     const auto again = is_unfinished ? kSweepAgain : is_watching ? kWatchAgain : std::chrono::milliseconds{0};
     return again.count() != 0 && clean.count() != 0 ? std::min(again, clean) : std::max(again, clean);
@@ -137,20 +137,50 @@ void Segments::begin_sweeps() noexcept {
 void Segments::end_use(void* owner) {
   Segments& self = instance();
   auto* const use = static_cast<BlockUse*>(owner);
+  if (use->segment->is_pinned_here() && self.end_later(use)) return;
   const bool is_of_pool = use->segment->is_tensor_pool();
   (void)use->segment->leave(use->block);
+  self.note_end(use, is_of_pool);
+}
+
+// The process has left the block, so the segment may be closed.
+void Segments::note_end(BlockUse* use, bool is_of_pool) noexcept {
   use->segment = nullptr;
-  BlockUse* head = self.ended_uses_.load(std::memory_order_relaxed);
+  BlockUse* head = ended_uses_.load(std::memory_order_relaxed);
   do {
-    use->next = head;
+    use->next_use = head;
     // pairs with: Segments::look_at_ended_uses, "a use that has ended in the list"
-  } while (!self.ended_uses_.compare_exchange_weak(head, use, std::memory_order_seq_cst,
-                                                   std::memory_order_relaxed));
+  } while (
+      !ended_uses_.compare_exchange_weak(head, use, std::memory_order_seq_cst, std::memory_order_relaxed));
   // Messages are many: a thread is woken for their blocks only if it would not look at them soon.
   // pairs with: Segments::sweep_in_mutex_owner, "a sweep that is due"
-  if (is_of_pool && self.is_sweep_due_.load(std::memory_order_seq_cst)) return;
-  self.begin_sweeps();
+  if (is_of_pool && is_sweep_due_.load(std::memory_order_seq_cst)) return;
+  begin_sweeps();
   nudge();
+}
+
+// After the work that was submitted to GPUs. False: this process cannot wait for it.
+bool Segments::end_later(BlockUse* use) noexcept {
+  use->call = [](device::AfterWork* after) noexcept {
+    auto* const ended = static_cast<BlockUse*>(after);
+    Segments& self = instance();
+    {
+      const std::scoped_lock locked(self.late_lock_);
+      self.drop_late(ended);
+      (void)ended->segment->leave(ended->block);  // at once for a fork, whose child leaves the late ones
+    }
+    self.note_end(ended, true);
+  };
+  const std::scoped_lock locked(late_lock_);
+  if (!device::SubmittedWork::instance().then(use)) return false;
+  use->next_use = std::exchange(late_uses_, use);
+  if (use->next_use != nullptr) use->next_use->previous_use = use;
+  return true;
+}
+
+void Segments::drop_late(const BlockUse* use) noexcept {
+  (use->previous_use != nullptr ? use->previous_use->next_use : late_uses_) = use->next_use;
+  if (use->next_use != nullptr) use->next_use->previous_use = use->previous_use;
 }
 
 const Segments::BlockUse* Segments::use_of(const Array& array) {
@@ -158,11 +188,11 @@ const Segments::BlockUse* Segments::use_of(const Array& array) {
 }
 
 void Segments::look_at_ended_uses() {
-  // pairs with: Segments::end_use, "a use that has ended in the list"
+  // pairs with: Segments::note_end, "a use that has ended in the list"
   BlockUse* use = ended_uses_.exchange(nullptr, std::memory_order_acquire);
   while (use != nullptr) {
     const std::unique_ptr<BlockUse> ended(use);
-    use = ended->next;
+    use = ended->next_use;
     open_.note_left(ended->id, ended->block);
   }
 }
@@ -213,6 +243,7 @@ void Segments::end_memory(std::unique_lock<std::mutex>& locked) noexcept {
     std::unique_ptr<device::SharedMemory> memory = segment->take_memory();
     locked.unlock();
     memory.reset();
+    if (segment->is_pinned_here()) segment->pinned_pages()->unpin([&] { return segment->users() != 0; });
     locked.lock();
     open_.note_ended(id);
   }
@@ -231,7 +262,7 @@ bool Segments::end_unused_memory(tenon_device device) {
 // The storage needs open_memory() and storage_of().
 Segments::Use Segments::begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
   segment.check_memory();
-  auto use = std::make_unique<BlockUse>(BlockUse{&segment, block, segment.header().id});
+  auto use = std::make_unique<BlockUse>(&segment, block);
   if (!is_readonly) segment.make_writable();
   if (!segment.use(block, generation)) {
     if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
@@ -642,6 +673,7 @@ void Segments::before_fork() noexcept {
     // The child computes it.
   }
   lock_.lock();
+  late_lock_.lock();
   forks_.before(open_);
   LentMappings::instance().before_fork();
 }
@@ -649,6 +681,7 @@ void Segments::before_fork() noexcept {
 void Segments::after_fork() noexcept {
   LentMappings::instance().after_fork();
   forks_.after(open_);
+  late_lock_.unlock();
   const bool is_awaited = !forks_.is_empty();
   lock_.unlock();
   if (is_awaited) nudge();
@@ -659,6 +692,12 @@ void Segments::become_child() noexcept {
   forget_watch();
   open_.become_child();
   tensor_pools_->become_child();
+  while (late_uses_ != nullptr) {  // the parent waits for its work
+    const std::unique_ptr<BlockUse> late(late_uses_);
+    late_uses_ = late->next_use;
+    (void)late->segment->leave(late->block);
+  }
+  late_lock_.unlock();
   is_sweep_due_.store(false, std::memory_order_relaxed);
   forks_.become_child();
   bool needs_sweeps = false;

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "array/array.h"
+#include "base/spin_lock.h"
+#include "device/submitted_work.h"
 #include "ipc/handle.h"
 #include "ipc/names.h"
 #include "ipc/open_segments.h"
@@ -93,15 +95,21 @@ class Segments {
   friend std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<const Segment*>* open);
   Segments();
 
-  // The use of a block by a storage. After its end, it is in the list ended_uses_ until the next sweep, which
-  // frees the block or closes the segment. The segment may be closed before that.
-  struct BlockUse {
+  // The use of a block by a storage. If the block is pinned here, it ends after the work that was submitted
+  // to GPUs before its last view went. After its end, it is in the list ended_uses_ until the next sweep,
+  // which frees the block or closes the segment. The segment may be closed before that.
+  struct BlockUse : device::AfterWork {
+    BlockUse(Segment* in, uint32_t number) noexcept : segment(in), block(number), id(in->header().id) {}
     Segment* segment;
     uint32_t block;
     SegmentId id;
-    BlockUse* next = nullptr;
+    BlockUse* next_use = nullptr;      // in ended_uses_ or late_uses_
+    BlockUse* previous_use = nullptr;  // in late_uses_
   };
   static void end_use(void* owner);
+  void note_end(BlockUse* use, bool is_of_pool) noexcept;
+  bool end_later(BlockUse* use) noexcept;
+  void drop_late(const BlockUse* use) noexcept;
   struct EndUse {
     void operator()(BlockUse* use) const noexcept { end_use(use); }
   };
@@ -145,6 +153,8 @@ class Segments {
 
   std::mutex lock_;
   std::atomic<BlockUse*> ended_uses_{nullptr};
+  SpinLock late_lock_;
+  BlockUse* late_uses_ = nullptr;          // wait for work on GPUs; guarded by late_lock_
   std::atomic<bool> needs_sweeps_{false};  // this is a forked child without a thread for them
   std::atomic<bool> is_sweep_due_{false};  // the mutex owner sweeps again in any case
   // Guarded by lock_.

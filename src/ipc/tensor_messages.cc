@@ -198,7 +198,16 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
   const std::scoped_lock locked(segments_.lock_);
   Own& own = own_of(pool);
   Live& live = message.front();
-  for (const Memory& memory : memories) delete static_cast<Segments::BlockUse*>(memory.owner);
+  for (const Memory& memory : memories) {
+    auto* const use = static_cast<Segments::BlockUse*>(memory.owner);
+    Segment& segment = *use->segment;
+    const uint32_t generation = segment.block(use->block).generation.load(std::memory_order_relaxed);
+    if (segment.is_pinned_here() && segment.use(use->block, generation)) {
+      Segments::end_use(use);  // after the work that was submitted, beside the use of the message
+    } else {
+      delete use;
+    }
+  }
   live.holds.insert(live.holds.end(), moved_holds.begin(), moved_holds.end());
   MessageFacts facts;
   facts.opens = options.opens == 0 ? uint32_t{MessageWord::kNoLimit} : options.opens;
@@ -408,8 +417,7 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
       Segment& segment = opened.of(array);
       const bool may_use =
           status == MessageStatus::kLive || has_arrays_on(segment, array.block, Access::kRead);
-      auto use = std::make_unique<Segments::BlockUse>(
-          Segments::BlockUse{&segment, array.block, segment.header().id});
+      auto use = std::make_unique<Segments::BlockUse>(&segment, array.block);
       if (!may_use || !segment.use(array.block, array.generation)) {
         if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
         const MessageStatus now = opened.status();

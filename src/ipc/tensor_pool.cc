@@ -72,7 +72,9 @@ size_t most_nbytes_of_message(std::span<Array* const> arrays) noexcept {
 uint32_t count_of_arrays(std::span<const std::byte> bytes) { return ReadMessage::head_of(bytes).arrays; }
 
 std::vector<Ref<Array>> open_message(std::span<const std::byte> bytes, bool is_readonly) {
-  return TensorPools::instance().open(bytes, is_readonly);
+  std::vector<Ref<Array>> arrays = TensorPools::instance().open(bytes, is_readonly);
+  for (const Ref<Array>& array : arrays) TensorPools::pin_if_in_use(*array);
+  return arrays;
 }
 
 void key_of_message(std::span<const std::byte> bytes, std::byte* out) {

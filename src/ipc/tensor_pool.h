@@ -26,6 +26,7 @@ struct TensorPoolOptions {
   uint64_t budget_nbytes = 0;
   uint64_t idle_nbytes = 0;
   int64_t timeout_ns = -1;  // of messages; < 0: none
+  bool is_pinned = false;
 };
 
 struct SendOptions {
@@ -49,7 +50,7 @@ struct TensorPoolStats {
 // messages and arrays stay.
 class TensorPool {
  public:
-  // Fails with kValue, kNoMemory, kSystem.
+  // Fails with kValue, kNoMemory, kSystem, and if it is pinned as device::Device::of.
   static Ref<TensorPool> create(const TensorPoolOptions& options);
 
   // The functions of pool.h of the C ABI.

@@ -4,6 +4,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -14,6 +15,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "device/driver.h"
+#include "device/submitted_work.h"
 #include "sync/waiter.h"
 
 namespace tenon::impl {
@@ -24,6 +27,8 @@ constexpr int64_t kIdleBeforeTrimNs = 1'000'000'000;
 constexpr int64_t kLookAgainNs = 10'000'000;  // while a thread waits for room
 constexpr uint64_t kStep = 64 * 1024;         // in which memory is allocated
 constexpr size_t kMostHolders = 3;            // that a message names
+constexpr uint64_t kPinnedUnits = 16;         // in a pool, unless they would be smaller or larger than these
+constexpr uint64_t kLeastPinnedUnit = 2 << 20, kMostPinnedUnit = 64 << 20;
 
 }  // namespace
 
@@ -38,6 +43,13 @@ Ref<TensorPool> TensorPools::create(const TensorPoolOptions& options) {
   }
   SegmentPlan plan;
   plan.data_nbytes = round_up(options.budget_nbytes, kStep);
+  if (options.is_pinned) {
+    device::SubmittedWork::instance().prepare();
+    const uint64_t unit =
+        std::clamp(std::bit_floor(plan.data_nbytes / kPinnedUnits), kLeastPinnedUnit, kMostPinnedUnit);
+    plan.pinned_unit = static_cast<uint32_t>(unit);
+    if (plan.data_nbytes > unit) plan.data_nbytes = round_up(plan.data_nbytes, unit);
+  }
   plan.blocks = kMostBlocks;
   plan.messages = kMostMessages;
   std::unique_ptr<Segment> made = Segment::create(plan, MutexOwner::instance());
@@ -135,7 +147,9 @@ class TensorPools::Wait {
   // signals: of the event, before the last look.
   WaitEnd sleep(uint32_t signals) {
     const os::Sleep word{&own_.segment.pool_head().room.signals, signals};
-    return waiter_.sleep_on(&word, 1, kLookAgainNs, [] { return std::string("room in a tensor pool"); });
+    return waiter_.sleep_on(&word, 1, kLookAgainNs, [] {
+      return "room in a tensor pool" + device::SubmittedWork::instance().describe();
+    });
   }
 
  private:
@@ -157,12 +171,17 @@ Ref<Array> TensorPools::empty(TensorPool& pool, DType dtype, Dims shape, int64_t
     uint32_t signals = 0;
     Own* own = nullptr;
     std::string why;
+    Ref<Array> made;
     {
       const std::scoped_lock locked(segments_.lock_);
       own = &own_of(pool);
       signals = look(own->segment.pool_head().room.signals);
-      if (Ref<Array> made = try_empty(*own, dtype, shape, nbytes, wait.has_value())) return made;
-      if (timeout_ns == 0 || (wait && deadline.has_passed())) why = full_text(*own, nbytes);
+      made = try_empty(*own, dtype, shape, nbytes, wait.has_value());
+      if (!made && (timeout_ns == 0 || (wait && deadline.has_passed()))) why = full_text(*own, nbytes);
+    }
+    if (made) {
+      pin(*made);
+      return made;
     }
     if (!why.empty()) throw_error(timeout_ns == 0 ? Code::kNoMemory : Code::kTimeout, why);
     if (!wait) {
@@ -176,13 +195,30 @@ Ref<Array> TensorPools::empty(TensorPool& pool, DType dtype, Dims shape, int64_t
 }
 
 Ref<Array> TensorPools::try_empty(Own& own, DType dtype, Dims shape, uint64_t nbytes, bool is_thorough) {
-  auto use = std::make_unique<Segments::BlockUse>();
+  auto use = std::make_unique<Segments::BlockUse>(&own.segment, Segment::kNone);
   const AllocatedBlock found = allocate(own, nbytes, is_thorough);
   if (found.block == Segment::kNone) return {};
-  use->segment = found.segment;
   use->block = found.block;
-  use->id = found.segment->header().id;
   return Array::over(Segments::adopt(Segments::Use(use.release()), false), dtype, shape, 0);
+}
+
+void TensorPools::pin(const Array& array) {
+  const Segments::BlockUse* const use = Segments::use_of(array);
+  PinnedPages* const pages = use != nullptr ? use->segment->pinned_pages() : nullptr;
+  if (pages == nullptr) return;
+  const Block& block = use->segment->block(use->block);
+  pages->pin(block.begin.load(std::memory_order_relaxed), block.nbytes.load(std::memory_order_relaxed));
+}
+
+void TensorPools::pin_if_in_use(const Array& array) noexcept {
+  const Segments::BlockUse* const use = Segments::use_of(array);
+  if (use == nullptr || use->segment->pinned_pages() == nullptr) return;
+  if (!use->segment->is_pinned_here() && !device::is_cuda_in_use()) return;
+  try {
+    pin(array);
+  } catch (const std::exception&) {
+    // Copies of it are ordinary ones.
+  }
 }
 
 AllocatedBlock TensorPools::allocate(Own& own, uint64_t nbytes, bool is_thorough) {
@@ -233,6 +269,7 @@ std::string TensorPools::full_text(Own& own, uint64_t nbytes) const {
     text += concat(i == 0 ? "; by process " : ", by process ", place.pid.load(std::memory_order_relaxed),
                    " (", command_of(place), ") ", most[i].second.second, " bytes in ", most[i].second.first);
   }
+  text += device::SubmittedWork::instance().describe();
   if (!own.live.empty()) text += concat("; ", own.live.size(), " messages have not ended, the oldest:");
   size_t n = 0;
   for (const Live& live : own.live) {
@@ -348,7 +385,9 @@ bool TensorPools::sweep() noexcept {
     Own& own = *here->second;
     look_at(own, true);
     (void)own.allocator.reclaim();
-    const uint64_t kept_nbytes = own.is_dropped ? 0 : own.options.idle_nbytes;
+    const uint64_t kept_nbytes = own.options.is_pinned ? UINT64_MAX
+                                 : own.is_dropped      ? 0
+                                                       : own.options.idle_nbytes;
     if (own.allocator.idle_nbytes() > kept_nbytes) {
       if (kept_nbytes == 0 || now - own.allocated_at_ns >= kIdleBeforeTrimNs) own.allocator.trim(kept_nbytes);
       is_unfinished |= own.allocator.idle_nbytes() > kept_nbytes;

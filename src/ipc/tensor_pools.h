@@ -38,6 +38,11 @@ class TensorPools {
   void key_of(const TensorPool& pool, std::byte* out);
   TensorPoolStats stats(const TensorPool& pool);
   std::vector<Ref<Array>> open(std::span<const std::byte> bytes, bool is_readonly);
+  // Of an array of a pool whose pages are pinned: pins them in this process. Calls the driver, and locks
+  // nothing during that. Fails as PinnedPages.
+  static void pin(const Array& array);
+  // The same if this process uses CUDA. If the driver refuses, nothing happens.
+  static void pin_if_in_use(const Array& array) noexcept;
   void key_of(std::span<const std::byte> bytes, std::byte* out);
   void revoke(std::span<const std::byte> bytes);
   bool take_over(std::span<const std::byte> bytes, int64_t timeout_ns);

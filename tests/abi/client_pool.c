@@ -10,7 +10,7 @@ static tenon_tensor_pool* new_pool(uint64_t budget) {
   tenon_tensor_pool* pool = NULL;
   tenon_error error = TENON_ERROR_INIT;
   OK(tenon_tensor_pool_create(&options, &pool, &error));
-  options.flags = 1;
+  options.flags = TENON_POOL_PINNED << 1;
   FAILS(TENON_ERR_VALUE, tenon_tensor_pool_create(&options, &pool, &error));
   tenon_graph_capture_begin();
   tenon_graph_capture_end();

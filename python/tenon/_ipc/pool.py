@@ -73,7 +73,7 @@ class TensorPool(NativePool):
         Arrays of fewer bytes travel in the message.
     idle : int or str
         How much free memory stays ready for the next messages. What is more is returned to the system after a
-        second.
+        second. A pinned pool keeps all of it.
     timeout : float, optional
         The deadline of messages that are sent without one, in seconds. None: no deadline.
     when_full : {'wait', 'raise', 'inline'}
@@ -82,13 +82,20 @@ class TensorPool(NativePool):
     linger : float
         How many seconds a process waits at its normal exit for messages that no process has opened. A child
         of `multiprocessing` passes them to its parent first.
+    pinned : bool
+        The memory is pinned for copies between it and GPUs, in pieces when they are first used, here and in
+        each process that uses a GPU when it opens a message. Then ``tensor.is_pinned()`` is true, and
+        ``tensor.to("cuda", non_blocking=True)`` returns at once: the memory is used again after the work that
+        the process had submitted when its last view went. See `graph_capture`.
 
     Raises
     ------
     ValueError, TypeError
         An invalid option.
     OSError
-        There is no free file descriptor.
+        There is no free file descriptor, or the driver refuses to pin memory.
+    FileNotFoundError
+        ``pinned=True``, and there is no CUDA driver.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class TensorPool(NativePool):
         timeout: float | None = None,
         when_full: WhenFull = "wait",
         linger: float = 5.0,
+        pinned: bool = False,
     ) -> None:
         global _most_linger
         super().__init__(
@@ -107,6 +115,7 @@ class TensorPool(NativePool):
             nbytes_from(idle, "idle"),
             None if timeout is None else seconds(timeout, "timeout", ", or None"),
             nbytes_from(inline, "inline"),
+            pinned,
         )
         self.when_full: WhenFull = _core.checked_policy(when_full)
         self._room = threading.RLock()  # of the message that waits for its blocks; a handler may send, too
