@@ -225,9 +225,14 @@ class NativePool {
       raise(PyExc_ProcessLookupError, "%s", error.what());
     }
     parts[kCore] = {core, static_cast<size_t>(nbytes)};
-    nb::object message = join_message({parts, n}, key_);
-    note(message, limits.timeout_ns() < 0 ? options_.timeout_ns : limits.timeout_ns());
-    return message;
+    try {
+      nb::object message = join_message({parts, n}, key_);
+      note(message, limits.timeout_ns() < 0 ? options_.timeout_ns : limits.timeout_ns());
+      return message;
+    } catch (...) {
+      (void)tenon_message_revoke(core, nbytes, nullptr);  // nobody has its bytes
+      throw;
+    }
   }
 
   tenon_pool_options options_;

@@ -70,7 +70,9 @@ bool keep_message(MessageRecord& record, uint32_t generation, uint64_t keeper) n
   do {
     if (status_of(record, generation) != MessageStatus::kLive) return false;
   } while (!exchange(record.keeper, before, keeper));
-  return status_of(record, generation) == MessageStatus::kLive;
+  if (status_of(record, generation) == MessageStatus::kLive) return true;
+  (void)exchange(record.keeper, keeper, uint64_t{0});  // the record may have another message now
+  return false;
 }
 
 std::string site_of(const MessageRecord& record) {
