@@ -73,7 +73,8 @@ Ref<TensorPool> TensorPools::create(const TensorPoolOptions& options) {
   auto node = std::map<SegmentId, std::unique_ptr<Own>>();
   BlockAllocator& allocator = segments_.open_.add_allocator(std::move(made));
   try {
-    node.emplace(segment.header().id, new Own{segment, allocator, rounded, head});
+    std::unique_ptr<Own> made_own(new Own{segment, allocator, rounded, head});
+    node.emplace(segment.header().id, std::move(made_own));
   } catch (...) {
     segments_.open_.remove_allocator(segment.header().id);
     throw;
