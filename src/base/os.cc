@@ -507,7 +507,8 @@ bool has_ended(const Process& process) noexcept {
   errno = 0;
   const std::optional<Stat> stat = stat_of(process.pid);
   if (!stat) return errno != EMFILE && errno != ENFILE;
-  return stat->state == 'Z' || stat->state == 'X' || stat->start != process.start;
+  const bool is_another = process.start != 0 && stat->start != process.start;
+  return stat->state == 'Z' || stat->state == 'X' || is_another;
 }
 
 Process this_process() {

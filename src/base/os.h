@@ -136,7 +136,8 @@ struct Process {
 // Fail with kSystem where no descriptor is left to look.
 Process this_process();            // reads it again after a fork
 Process process_of(uint32_t pid);  // start 0: there is no such process
-// False also where no descriptor is left to look.
+// False also where no descriptor is left to look. A start of 0 is not known: then another process with the
+// number counts, too.
 bool has_ended(const Process& process) noexcept;
 uint64_t start_of(uint32_t pid) noexcept;  // 0: there is no such process
 std::string command_of(uint32_t pid);      // its name; "": there is no such process

@@ -45,7 +45,7 @@ std::unique_ptr<Worker> Worker::join(const std::string& text) {
   os::File file;
   // That of this process is known, also where no descriptor is left to look.
   const os::Process here = os::this_process();
-  const uint64_t start = here.pid == link.feed.pid ? here.start : os::start_of(link.feed.pid);
+  const uint64_t start = here.pid == link.feed.pid ? here.start : os::process_of(link.feed.pid).start;
   if (start == link.feed.start) {
     file = os::open_memory_of(link.feed.pid, link.fd, kFeedFilePrefix);
   }

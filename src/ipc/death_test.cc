@@ -408,6 +408,17 @@ INSTANTIATE_TEST_SUITE_P(Deaths, OtherCalls,
                                          Denied{SYS_get_robust_list, "get_robust_list"}),
                          [](const auto& tested) { return tested.param.name; });
 
+TEST(Processes, AreNotTakenForEndedBecauseTheirStartIsNotKnown) {
+  const os::Process self = os::this_process();
+  EXPECT_FALSE(os::has_ended(self));
+  EXPECT_FALSE(os::has_ended({self.pid, 0}));
+  EXPECT_TRUE(os::has_ended({self.pid, self.start + 1}));
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(os::has_ended({static_cast<uint32_t>(child), 0}));
+}
+
 }  // namespace
 }  // namespace tenon::impl
 
