@@ -32,7 +32,7 @@ namespace tenon::impl {
 namespace {
 
 constexpr auto kShort = 60ms;  // for calls beside a stopped process
-constexpr auto kSoon = 60s;    // a call that takes longer hangs; one looks at the memory of all processes
+constexpr auto kSoon = 60s;    // a call that takes longer hangs; collect_shared() looks at all processes
 constexpr int64_t kElements = 16;
 
 // Writes elements 0 to 8. The first one shows whether a process is writing.
