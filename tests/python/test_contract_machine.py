@@ -332,7 +332,7 @@ class ContractMachine(RuleBasedStateMachine):
             "dlpack": lambda: np.from_dlpack(array.real),
         }
         is_export = kind in ("torch", "dlpack")
-        is_write = is_export or (kind != "readonly" and not window.is_readonly)
+        is_write = kind != "readonly" and not window.is_readonly
         answer, view = self.model.look(window, not is_export, is_write)
         view.is_export = is_export
         is_done, real = self.attempt(answer, functions[kind], array, view.is_write, patience == 0)
