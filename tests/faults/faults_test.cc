@@ -106,6 +106,17 @@ class Pool {
     }
     return nbytes;
   }
+  // Returns how many messages there were.
+  uint32_t revoke() const {
+    uint32_t n = 0;
+    api::call(tenon_tensor_pool_revoke, pool_, "scenario", &n);
+    return n;
+  }
+  tenon_pool_stats stats() const {
+    auto now = api::detail::sized<tenon_pool_stats>();
+    api::call(tenon_tensor_pool_stats, pool_, &now);
+    return now;
+  }
 
  private:
   tenon_tensor_pool* pool_ = nullptr;
@@ -421,6 +432,26 @@ void send_message(const Neighbour::Told&) {
   open_message(message, pool.send(pool.frozen(y), 2, message, sizeof message), 0, 8);
 }
 
+void revoke_messages(const Neighbour::Told&) {
+  const Pool pool;
+  std::byte first[1024], second[1024];
+  const Array frozen = pool.frozen(pool.filled(1 << 20, 7));
+  const size_t nbytes = pool.send(frozen, 0, first, sizeof first);
+  (void)pool.send(frozen, 0, second, sizeof second);
+  (void)pool.send(pool.filled(1 << 20, 8), 1, second, sizeof second);
+  expect(pool.stats().messages == 3, "they have not ended");
+  try {
+    api::call(tenon_message_revoke, first, nbytes);
+  } catch (...) {
+    expect(tenon_message_is_unopened(first, nbytes) == 1, "a message that was not revoked stays");
+    throw;
+  }
+  expect(tenon_message_is_unopened(first, nbytes) == 0, "it has ended");
+  expect(pool.revoke() == 2, "the others have ended");
+  const tenon_pool_stats stats = pool.stats();
+  expect(stats.messages == 0 && stats.blocks == 1, "only the frozen array is left");
+}
+
 void open_neighbours_message(const Neighbour::Told& neighbour) {
   for (const uint32_t flags : {uint32_t{TENON_READONLY}, 0U}) {
     open_message(neighbour.message, neighbour.message_nbytes, flags, 1);
@@ -508,6 +539,7 @@ constexpr Case kCases[] = {
     {"PushBehindNeighbour", push_behind_neighbour},
     {"SendHandle", send_handle},
     {"SendMessage", send_message},
+    {"RevokeMessage", revoke_messages},
     {"OpenMessage", open_neighbours_message},
     {"UseChannel", use_channel},
     {"WatchChannel", watch_channel},
