@@ -37,6 +37,7 @@ PUBLIC = {
     "field.hpp": {"tenon.h", "tenon.hpp"},
     "arena.hpp": {"tenon.h", "tenon.hpp", "engine.hpp", "field.hpp", "share.hpp"},
     "channel.hpp": {"tenon.h", "tenon.hpp", "engine.hpp", "field.hpp", "share.hpp"},
+    "pool.hpp": {"tenon.h", "tenon.hpp", "engine.hpp"},
     "feed.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp", "field.hpp"},
     "engine.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},
     "trace.hpp": {"version.h", "tenon.h", "dlpack.h", "tenon.hpp"},

@@ -107,6 +107,9 @@ enum tenon_gone {
   TENON_GONE_UNKNOWN = 6    /* it ended so long ago that the reason is not known any more */
 };
 
+/* A message of nbytes bytes has at most nbytes / TENON_MESSAGE_NBYTES_PER_ARRAY arrays. */
+#define TENON_MESSAGE_NBYTES_PER_ARRAY 32u
+
 /* Opens a message: writes its arrays to `arrays`, which has room for so many, and their number to *n. An
  * array whose memory nobody else has (one open of an array that was not frozen) lies in place. With flags =
  * TENON_READONLY, the others lie in place and are read-only. Else they have memory of their own, so that no

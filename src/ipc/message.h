@@ -15,6 +15,7 @@
 #include "array/array.h"
 #include "base/os.h"
 #include "ipc/layout.h"
+#include "tenon/pool.h"
 
 namespace tenon::impl {
 
@@ -53,7 +54,7 @@ struct MessageArray {
   uint32_t flags = 0;  // TENON_SUBBYTE_PADDED, kHandedOver
   int32_t ndim = 0;
 };
-static_assert(sizeof(MessageArray) == 32);
+static_assert(sizeof(MessageArray) == 32 && sizeof(MessageArray) >= TENON_MESSAGE_NBYTES_PER_ARRAY);
 
 struct ReadArray : MessageArray {
   Dims shape, strides;  // in the bytes of the message

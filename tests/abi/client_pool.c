@@ -49,6 +49,7 @@ static void check_messages(tenon_tensor_pool* pool) {
   FAILS(TENON_ERR_VALUE, tenon_message_open(message, nbytes, 0, opened, 0, &n, &error));
   OK(tenon_message_open(message, nbytes, TENON_READONLY, opened, 2, &n, &error));
   CHECK(n == 1 && tenon_array_describe(opened[0])->shape[1] == 4);
+  CHECK(n <= nbytes / TENON_MESSAGE_NBYTES_PER_ARRAY);
   CHECK(tenon_array_describe(opened[0])->data == tenon_array_describe(frozen)->data);
   CHECK(tenon_tensor_pools_linger(0) == 1);
   OK(tenon_tensor_pool_revoke(pool, "request", &n, &error));
