@@ -25,6 +25,7 @@ namespace {
 constexpr size_t kBlocksAtOnce = 64;  // that other processes use, and that one allocation looks at
 constexpr int64_t kIdleBeforeTrimNs = 1'000'000'000;
 constexpr int64_t kLookAgainNs = 10'000'000;  // while a thread waits for room
+constexpr size_t kLivePerEnded = 32;          // live messages that a look may visit for each that has ended
 constexpr uint64_t kStep = 64 * 1024;         // in which memory is allocated
 constexpr size_t kMostHolders = 3;            // that a message names
 constexpr uint64_t kPinnedUnits = 16;         // in a pool, unless they would be smaller or larger than these
@@ -362,10 +363,11 @@ void TensorPools::end_over(Live& live, int64_t now) noexcept {
   }
 }
 
-// Ends the uses of the messages that are over. is_thorough: also of those that have reached a limit.
+// Ends the uses of the messages that are over. is_thorough: also of those that have reached a limit. Else it
+// happens only if so many have ended that the looks take a constant time for each of them.
 void TensorPools::look_at(Own& own, bool is_thorough) noexcept {
   const uint32_t ended = look(own.segment.pool_head().ended);
-  if (!is_thorough && ended == own.seen_ended) return;
+  if (!is_thorough && ended - own.seen_ended <= own.live.size() / kLivePerEnded) return;
   own.seen_ended = ended;
   const int64_t now = is_thorough ? now_ns() : 0;
   for (auto at = own.live.begin(); at != own.live.end();) {
