@@ -22,6 +22,13 @@ bool is_number(int type) noexcept {
   return (type >= NPY_BOOL && type <= NPY_CLONGDOUBLE) || type == NPY_HALF;
 }
 
+// Metadata of a dtype would be lost.
+bool has_metadata(PyArray_Descr* descr) {
+  const nb::handle dtype(reinterpret_cast<PyObject*>(descr));
+  if (owned(reinterpret_cast<PyObject*>(PyArray_DescrFromType(descr->type_num))).is(dtype)) return false;
+  return !nb::object(dtype.attr("metadata")).is_none();
+}
+
 bool describe_scalar(PyObject* object, size_t most, InlineArray* out) {
   if (PyObject_TypeCheck(object, &PyGenericArrType_Type) == 0) return false;
   PyArray_Descr* const descr = PyArray_DescrFromScalar(object);
@@ -42,13 +49,15 @@ bool describe_inline(PyObject* object, size_t most, InlineArray* out) noexcept {
   try {
     if (!is_imported()) return false;
     if (Py_TYPE(object) != &PyArray_Type) return describe_scalar(object, most, out);
+    PyArray_Descr* const descr = PyArray_DESCR(as_numpy(object));
+    if (!is_number(descr->type_num) || has_metadata(descr)) return false;
   } catch (nb::python_error&) {
     return false;
   }
   PyArrayObject* const x = as_numpy(object);
   PyArray_Descr* const descr = PyArray_DESCR(x);
   constexpr int kFlags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
-  if (!is_number(descr->type_num) || !PyArray_ISNBO(descr->byteorder)) return false;
+  if (!PyArray_ISNBO(descr->byteorder)) return false;
   if ((PyArray_FLAGS(x) & kFlags) != kFlags) return false;
   const auto nbytes = static_cast<size_t>(PyArray_NBYTES(x));
   if (nbytes >= most) return false;

@@ -27,10 +27,21 @@ def strides_in_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
     return tuple(result)
 
 
+def _has_more(dtype: Any) -> bool:
+    """Whether it has what no description says: metadata, or aligned fields."""
+    if dtype.metadata is not None or dtype.isalignedstruct:
+        return True
+    if dtype.subdtype is not None:
+        return _has_more(dtype.base)
+    return dtype.names is not None and any(_has_more(field[0]) for field in dtype.fields.values())
+
+
 def dtype_spec(dtype: Any) -> Any:
     """A dtype of NumPy as a plain object; None: it has none."""
     import numpy as np
 
+    if _has_more(dtype):
+        return None
     kind = dtype.type
     if kind.__module__ == "ml_dtypes":
         return ("ml_dtypes", kind.__name__)

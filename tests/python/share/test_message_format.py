@@ -112,7 +112,8 @@ def test_small_arrays_of_numpy_are_written_if_that_is_asked():
     assert read[0] is read[1] and read[0].dtype == a.dtype and (read[0] == a).all()
     assert read[0].ctypes.data % 64 == 0 and read[0].flags.writeable
     assert read[2].shape == (0, 2) and read[3] == 2.5
-    others = [np.zeros(8), a.T, a.astype(">i2"), np.array([None]), np.matrix(a)]
+    noted = np.zeros(2, np.dtype("i2", metadata={"unit": "m"}))
+    others = [np.zeros(8), a.T, a.astype(">i2"), np.array([None]), np.matrix(a), noted]
     for one in others:
         assert encode_plain(one, 64)[1] == [one] or encode_plain(one, 64)[1][0] is one
 

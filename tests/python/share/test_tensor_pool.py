@@ -153,6 +153,21 @@ def test_tensors_do_not_depend_on_the_default_device(pool):
     assert all(map(torch.equal, tensors, got))
 
 
+@pytest.mark.parametrize("n", [3, 5000])
+def test_dtypes_of_numpy_keep_metadata_and_aligned_fields(pool, n):
+    unit = np.dtype("f4", metadata={"unit": "m"})
+    aligned = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+    for dtype in (unit, np.dtype([("x", unit)]), aligned, np.dtype([("x", aligned, 2)])):
+        before = np.ones(n, dtype)
+        for read in (tn.loads(pool.dumps(before)), tn.loads(pool.dumps([before[:1], before]))[1]):
+            assert same(before, read)
+            kinds = [dtype, read.dtype]
+            if dtype.names == ("x",):
+                kinds = [kind["x"].base for kind in kinds]
+            assert kinds[0].metadata == kinds[1].metadata
+            assert kinds[0].isalignedstruct is kinds[1].isalignedstruct
+
+
 def test_scalars_of_numpy_keep_class_dtype_and_value(pool):
     record = np.array([(1, 2.0)], "i4, f8")[0]
     for one in (np.float64(1.5), np.str_(""), np.str_("a"), np.bytes_(b""), np.datetime64("2020"), record):
