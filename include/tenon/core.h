@@ -624,6 +624,9 @@ TENON_API tenon_status tenon_array_wait(tenon_array* array, int32_t access, int6
 /* The reason why memory holds no value. Reference-counted; constant. */
 TENON_API tenon_failure* tenon_op_failure(tenon_op* op);          /* NULL: not done, or not failed */
 TENON_API tenon_failure* tenon_array_failure(tenon_array* array); /* NULL: the array holds a value */
+/* The same, 1 or 0, without giving the failure to the caller: it is reported if no other call gets it.
+ * \since 0.6 */
+TENON_API int32_t tenon_array_has_value(tenon_array* array);
 /* The failure that belongs to the last TENON_ERR_OP which a call in this thread returned. It can be taken
  * once, and is kept with its payload until it is taken or replaced by the next one. NULL: it came from no
  * op. */

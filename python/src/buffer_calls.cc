@@ -287,13 +287,15 @@ void BufferCall::unlink() noexcept { BufferCalls::unlink(this); }
 }
 
 // One call for all buffers. It is still granted when this thread has the GIL again, so a request that is
-// granted later finds the buffers in the list. A view alone could be overtaken repeatedly.
+// granted later finds the buffers in the list. A view alone could be overtaken repeatedly. Views that the
+// line has made before, and that were kept, look like buffers of the call: it does not ask for their values.
 void BufferCall::renew() {
   if (!is_listed_) return;
   std::vector<Array> arrays;  // during the wait the buffers may be released
   std::vector<tenon_use> uses;
   for (BufferCall* call = first_buffer_call; (call = BufferCalls::same_call(call, caller_)) != nullptr;
        call = call->next_) {
+    if (call != this && tenon_array_has_value(array_of(call->use_.array)) == 0) continue;
     arrays.push_back(share(call->use_.array));
     uses.push_back({arrays.back().get(), static_cast<int32_t>(call->use_.access), 0});
   }

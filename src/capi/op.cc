@@ -285,6 +285,11 @@ tenon_failure* tenon_array_failure(tenon_array* array) {
   return wrap_seen(failure_of(self.storage().home(), self.extent()));
 }
 
+int32_t tenon_array_has_value(tenon_array* array) {
+  const Array& self = *capi::unwrap(array);
+  return failure_of(self.storage().home(), self.extent()) ? 0 : 1;
+}
+
 void tenon_set_failure_hook(void (*report)(tenon_failure* failure)) {
   set_failure_hook(reinterpret_cast<FailureHook>(report));
 }

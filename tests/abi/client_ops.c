@@ -86,6 +86,7 @@ static void failed_leases(void) {
   CHECK(failure != NULL && strcmp(tenon_failure_message(failure), "the sensor went away") == 0);
   tenon_failure_release(failure);
   CHECK(tenon_failure_last() == NULL);
+  CHECK(tenon_array_has_value(array) == 0);
   failure = tenon_array_failure(array);
   CHECK(failure != NULL && strcmp(tenon_failure_message(failure), "the sensor went away") == 0);
   CHECK(tenon_failure_code(failure) == 0 && tenon_failure_payload(failure, NULL) == NULL);
@@ -99,7 +100,7 @@ static void failed_leases(void) {
   OK(tenon_lease_acquire(&lease, array, &writing, &error));
   tenon_lease_fail(&lease, NULL);
   tenon_array_clear_error(array);
-  CHECK(tenon_array_failure(array) == NULL);
+  CHECK(tenon_array_failure(array) == NULL && tenon_array_has_value(array) == 1);
   tenon_array_release(array);
 }
 

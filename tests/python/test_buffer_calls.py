@@ -715,6 +715,21 @@ def test_a_call_that_waits_for_an_array_keeps_nobody_waiting(write):
     assert a[0].item() == 7
 
 
+def test_a_call_does_not_raise_the_failure_of_what_its_line_has_kept():
+    lost, late = tn.zeros(3), tn.zeros(3)
+    lease, error = lost.lease("w"), ZeroDivisionError()
+    kept = []
+    with tn.set_engine("seeded:1"):  # an op runs when somebody waits for it
+        for array in (lost, late):
+            kept.append(np.asarray(array))
+            if array is lost:
+                lease.__exit__(type(error), error, None)
+                op = tn.push(tn.fill, tn.overwrite(late), 7)
+    assert op.done() and kept[1].tolist() == [7, 7, 7]
+    with pytest.raises(tn.OpError):
+        lost.tolist()
+
+
 def test_memory_that_is_used_unchecked_waits_for_nobody():
     a = array()
     running = PipeWrite(a.unchecked())
