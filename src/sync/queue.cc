@@ -298,8 +298,7 @@ Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
   const Request& request = *part->request;
   while (View* const view = part->views) {
     unlink_from(part->views, view);
-    RequestPart* const outer = own_part_for(view->extent, view->access);
-    view->under = outer != nullptr && allows(*outer, view->extent, view->access) ? outer : nullptr;
+    view->under = outer_part_for(*view, request);
     link_front(view->under != nullptr ? view->under->views : views_, view);
     if (view->under != nullptr) continue;
     moved.is_any = true;
@@ -339,6 +338,26 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
     if (weaker == nullptr) weaker = e;
   }
   return weaker;
+}
+
+// Whichever thread ends the request.
+RequestPart* Queue::outer_part_for(const View& view, const Request& ended) const noexcept {
+  const Actor& owner = ended.is_detached.load(std::memory_order_relaxed) ? view.actor : ended.owner;
+  if (owner.thread == this_thread_id()) {
+    RequestPart* const own = own_part_for(view.extent, view.access);
+    return own != nullptr && allows(*own, view.extent, view.access) ? own : nullptr;
+  }
+  for (RequestPart* e = tail_; e != nullptr; e = e->previous) {
+    const Request& outer = *e->request;
+    if (!e->is_granted || e->needs_grant || outer.kind == HolderKind::kOp ||
+        outer.owner.thread != owner.thread)
+      continue;
+    if (outer.is_detached.load(std::memory_order_relaxed) || outer.born_in != ended.born_in) continue;
+    const bool is_of_task = outer.kind != HolderKind::kCall && outer.owner.task != 0;
+    if (is_of_task && outer.owner.task != owner.task) continue;
+    if (allows(*e, view.extent, view.access)) return e;
+  }
+  return nullptr;
 }
 
 RequestPart* Queue::part_of(const Request& request, const Extent& extent, Access access) const noexcept {

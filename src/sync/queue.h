@@ -171,6 +171,9 @@ class Queue : public QueueBase {
   // The granted part of this actor, or of the op that runs in this thread, that overlaps extent: the
   // innermost one that allows the access if there is one. Null: none overlaps.
   RequestPart* own_part_for(const Extent& extent, Access access) const noexcept;
+  // The part under which a view stays when the request ends under which it was taken: another one of the same
+  // actor that allows it. Null: there is none.
+  RequestPart* outer_part_for(const View& view, const Request& ended) const noexcept;
   // The same among the parts of one granted request.
   RequestPart* part_of(const Request& request, const Extent& extent, Access access) const noexcept;
   static bool allows(const RequestPart& under, const Extent& extent, Access access) noexcept {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures, views and blocks inside of blocks."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,24 @@ def test_a_refused_buffer_keeps_no_variables():
         memoryview(tn.zeros(1)).release()
         with pytest.raises(ExceptionGroup):
             tn.waitall()
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_view_stays_under_the_outer_lease_whichever_thread_ends_the_inner_one(is_detached):
+    a = tn.zeros(3)
+    outer, inner = a.lease("w"), a.lease("w")
+    view = np.asarray(a)
+    if is_detached:
+        inner.detach()
+    thread = threading.Thread(target=inner.release)
+    thread.start()
+    thread.join()
+    op = tn.push(tn.fill, tn.overwrite(a), 1)  # a view of ordinary code would be in its way
+    view[:] = 7
+    assert a.tolist() == [7] * 3 and not op.done()
+    del view
+    outer.release()
+    assert op.result() is None and a.tolist() == [1] * 3
 
 
 def test_a_view_that_outlives_its_block_is_no_escape_where_work_waits_for_another_view_alone():
