@@ -6,7 +6,7 @@
 // view, and it waits for the earlier unfinished parts that conflict. If one of these parts, directly or
 // through other ops, waits for the host, the request raises. A push that conflicts with the host raises, or
 // waits until the views and requests that it found are gone. The first thread keeps its views while the other
-// one requests a view, as threads may wait for each other. (bound.pml models the turns of views, calls and
+// one requests a view, as threads may wait for each other. (ended.pml models the turns of views, calls and
 // leases.)
 //
 // Law: a granted op and a conflicting view never overlap; every request and every op ends.
