@@ -61,6 +61,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
                         array != nullptr ? device::text_of(array->storage().device()) : "a device",
                         ", which the host cannot access: copy it to the host, a.to(\"cpu\"), or hand it to a "
                         "framework, a.torch()");
+    case Conflict::Reason::kNoMemory: return make_error(Code::kNoMemory, what, ": no memory");
     case Conflict::Reason::kInBody: return lease_conflict(": the body of an op may not wait");
     case Conflict::Reason::kWaitsForHost:
       return lease_conflict(": it would wait for ", holder,

@@ -45,7 +45,7 @@ bool is_new_site(const char* site) {
     Queue& queue = lock_home(*part.home);
     const std::unique_lock lock(queue.lock, std::adopt_lock);
     for (const View* v = queue.first_view(); v != nullptr && !found; v = v->next) {
-      if (v->is_bound || v->actor.thread == request.owner.thread) continue;
+      if (v->thread == request.owner.thread) continue;
       if (in_conflict(v->access, v->extent, part.access, part.extent)) found = Holder::of(*v);
     }
   }

@@ -222,12 +222,13 @@ class Sight {
   bool is_open_ = false;
 };
 
-// Waits until the queue of a cell has n parts, so that a thread that should wait there does.
+// Waits until the queue of a cell has n parts besides ended ones, so that a thread that should wait there
+// does.
 inline void await_parts(Cell& cell, size_t n) {
   const auto count = [&cell] {
     const std::scoped_lock lock(cell.queue.lock);
     size_t parts = 0;
-    for (const RequestPart* e = cell.queue.first(); e != nullptr; e = e->next) ++parts;
+    for (const RequestPart* e = cell.queue.first(); e != nullptr; e = e->next) parts += e->is_ended ? 0 : 1;
     return parts;
   };
   while (count() < n) std::this_thread::yield();

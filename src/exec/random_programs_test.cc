@@ -121,7 +121,7 @@ class Program {
     Bytes expected;
     bool is_disturbed = false;  // an op that ignores views writes there
     int under = 0;              // how deep the lease is that it was taken under; 0: the host's
-    bool is_bound = false;      // it has outlived that lease
+    bool has_outlived = false;  // that lease
   };
 
   size_t draw(size_t n) { return static_cast<size_t>(random_() % n); }
@@ -219,15 +219,17 @@ class Program {
                          [&](const Wanted& other) { return conflicts(other, w); });
     });
   }
-  // A part that waits for the host itself.
+  // A part that waits for views of the host, and not only for those that have outlived a lease.
   bool is_behind_host(const Wanted& w) const {
-    for (const size_t i : kept_) {
-      if (pushed_[i].on_host == OnHost::kIgnore) continue;
-      for (const Wanted& earlier : pushed_[i].wanted) {
-        if (conflicts(earlier, w) && is_kept_by_host(earlier)) return true;
-      }
-    }
-    return false;
+    const auto waits_for_host = [&](const Wanted& earlier) {
+      return conflicts(earlier, w) && std::any_of(views_.begin(), views_.end(), [&](const Opened& v) {
+               return v.under == 0 && !v.has_outlived && conflicts(v.access.what, earlier);
+             });
+    };
+    return std::any_of(kept_.begin(), kept_.end(), [&](size_t i) {
+      const Pushed& p = pushed_[i];
+      return p.on_host != OnHost::kIgnore && std::any_of(p.wanted.begin(), p.wanted.end(), waits_for_host);
+    });
   }
   void look_what_is_kept(size_t since) {
     std::vector<size_t> candidates = kept_;
@@ -245,17 +247,17 @@ class Program {
       }
     }
   }
-  // This thread's own bound views, which others wait for, and it acts under.
-  bool has_bound() const {
-    return std::any_of(views_.begin(), views_.end(), [](const Opened& v) { return v.is_bound; });
+  // This thread's own views that have outlived leases: others wait for them, and it acts in their turn.
+  bool has_ended() const {
+    return std::any_of(views_.begin(), views_.end(), [](const Opened& v) { return v.has_outlived; });
   }
   bool is_covered(const Wanted& w) const {
     return std::any_of(views_.begin(), views_.end(),
-                       [&](const Opened& v) { return v.is_bound && allows(v.access.what, w); });
+                       [&](const Opened& v) { return v.has_outlived && allows(v.access.what, w); });
   }
   bool would_wait_for_itself(const Wanted& w) const {
     return !is_covered(w) && std::any_of(views_.begin(), views_.end(), [&](const Opened& v) {
-      return v.is_bound && v.access.what.access == Access::kRead && conflicts(v.access.what, w);
+      return v.has_outlived && v.access.what.access == Access::kRead && conflicts(v.access.what, w);
     });
   }
   bool is_kept(size_t i) const { return std::find(kept_.begin(), kept_.end(), i) != kept_.end(); }
@@ -370,11 +372,12 @@ class Program {
         return;
       }
       ASSERT_TRUE(has_timeout && outer == nullptr) << static_cast<int>(conflict.reason);
-      if (has_bound() && conflict.reason == Conflict::Reason::kDeadlock) return;
+      if (has_ended() && conflict.reason == Conflict::Reason::kDeadlock) return;
       ASSERT_EQ(conflict.reason, Conflict::Reason::kTimeout);
       return;
     }
-    ASSERT_FALSE(would_wait_here) << "a lease was granted beside a view that is bound and allows less";
+    ASSERT_FALSE(would_wait_here)
+        << "a lease was granted beside a view that has outlived its lease and allows less";
     ASSERT_FALSE(would_hang) << "a lease was granted before work that waits for the host";
     const uint64_t request = outer != nullptr ? outer->request : (uint64_t{asker_} << 48) + number;
     const CellAccess access{w, HolderKind::kLease, request, asker_, number, 0, 0};
@@ -395,7 +398,7 @@ class Program {
     for (Opened& v : views_) {
       if (v.under != depth + 1) continue;
       v.under = depth;
-      v.is_bound = depth == 0;
+      v.has_outlived = depth == 0;
     }
     lease.release();
     look_what_is_kept(pushed_before);
@@ -493,7 +496,7 @@ class Program {
     Conflict conflict;
     if (is_kept(i)) {
       EXPECT_FALSE(pushed_[i].op->wait(Deadline(0), &conflict));
-      if (!has_bound() || conflict.reason != Conflict::Reason::kDeadlock) {
+      if (!has_ended() || conflict.reason != Conflict::Reason::kDeadlock) {
         EXPECT_EQ(conflict.reason, Conflict::Reason::kTimeout);
       }
     } else {

@@ -189,6 +189,8 @@ void Arena::check_users(int32_t layout) const {
     const std::unique_lock lock(queue.lock, std::adopt_lock);
     if (const View* const view = queue.host_conflict(Access::kWrite, extent)) {
       holder = Holder::of(*view);
+    } else if (const RequestPart* const ended = queue.ended_conflict(Access::kWrite, extent)) {
+      holder = Holder::of(*ended);
     } else {
       const RequestPart* first = queue.first();
       while (first != nullptr && !(first->is_granted && first->extent.overlaps(extent))) first = first->next;

@@ -3,11 +3,10 @@
 // The effects of a fork. The child has one thread and all of the memory. Ops that were unfinished run in the
 // parent; in the child they have failed, and the memory that they should write holds no value. A child that
 // was forked inside of a body ends when it returns from the body. Leases and calls of threads that do not
-// exist in the child are removed, together with the views that these threads took under them, and views that
-// were bound to these threads are unbound. The child has no grants of shared memory: all leases of such
-// memory are removed, and the views of it are inherited ones. The handlers wait only for short sections,
-// never for ops. They need no memory: without it the child continues, and its failures have a shorter
-// message.
+// exist in the child are removed, together with the views that these threads took under them, also if these
+// have outlived their leases. The child has no grants of shared memory: all leases of such memory are
+// removed, and the views of it are inherited ones. The handlers wait only for short sections, never for ops.
+// They need no memory: without it the child continues, and its failures have a shorter message.
 #include "memory/fork.h"
 
 #include <pthread.h>
@@ -72,7 +71,7 @@ void empty(Queue& queue, ReadyList* ops) {
   for (RequestPart* part = last; part != nullptr;) {
     RequestPart* const previous = part->previous;
     Request& request = *part->request;
-    if (is_void(request)) {
+    if (!part->is_ended && is_void(request)) {
       if (request.is_gated) {
         forget_gates(request);
       } else {
@@ -85,8 +84,8 @@ void empty(Queue& queue, ReadyList* ops) {
     part = previous;
   }
   (void)ready.take_all();
+  queue.end_parts_after_fork(this_thread_id());
   if (queue.gate() != nullptr) queue.mark_views_inherited();
-  queue.unbind_views_of_others(this_thread_id());
 }
 
 void in_child() {

@@ -39,7 +39,11 @@ void forget_this_thread() noexcept {
 
 // Destroyed at the end of the thread.
 struct KnownThread {
-  ~KnownThread() { forget_this_thread(); }
+  ~KnownThread() {
+    forget_this_thread();
+    this_thread.keeps_room = false;
+    ::operator delete(std::exchange(this_thread.room, nullptr));
+  }
 };
 
 }  // namespace
@@ -56,6 +60,7 @@ uint32_t begin_thread() noexcept {
   }
   static thread_local KnownThread known;
   (void)known;
+  this_thread.keeps_room = true;
   return this_thread.id;
 }
 

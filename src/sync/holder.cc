@@ -43,8 +43,13 @@ std::string process_text(const Holder& o) {
 }  // namespace
 
 Holder Holder::of(const RequestPart& part) noexcept {
-  Holder o;
   const Request& request = *part.request;
+  if (part.is_ended) {
+    Holder view = of(*part.views);
+    view.thread = request.owner.number;
+    return view;
+  }
+  Holder o;
   o.kind = request.is_for_view() ? HolderKind::kView : request.kind;
   o.access = part.access;
   o.is_granted = part.is_granted && !part.needs_grant;
@@ -65,7 +70,7 @@ Holder Holder::of(const View& view) noexcept {
   o.kind = HolderKind::kView;
   o.access = view.access;
   o.is_granted = true;
-  o.thread = view.actor.number;
+  o.thread = view.number;
   o.since_ms = view.opened_ms;
   o.has_view = true;
   o.extent = view.extent;

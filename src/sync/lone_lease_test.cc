@@ -46,7 +46,7 @@ class LoneLease : public testing::Test {
     set_wait_hooks({});
     EXPECT_FALSE(cell.queue.has_parts());
     EXPECT_FALSE(cell.queue.has_views());
-    EXPECT_FALSE(cell.queue.has_bound_views());
+    EXPECT_FALSE(cell.queue.has_ended_parts());
   }
 
   Cell cell, other;
@@ -236,7 +236,7 @@ TEST_F(LoneLease, WhatWouldWaitForAnOpThatWaitsForViewsIsRefusedIfNoViewAllowsIt
   wait(op);
 }
 
-class BoundView : public LoneLease {
+class OutlivedView : public LoneLease {
  protected:
   // Ends a lease of this thread under which the view was taken.
   void bind(Sight& view, const Wanted& wanted) {
@@ -247,7 +247,7 @@ class BoundView : public LoneLease {
   }
 };
 
-TEST_F(BoundView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
+TEST_F(OutlivedView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
   Sight view(write(cell), "train.py:12");
   bind(view, write(cell));
   Holder holder;
@@ -285,7 +285,7 @@ TEST_F(BoundView, AViewThatOutlivesItsLeaseKeepsItUntilItIsClosed) {
   next.join();
 }
 
-TEST_F(BoundView, ABoundViewForReadingIsInNoWayOfReads) {
+TEST_F(OutlivedView, AOutlivedViewForReadingIsInNoWayOfReads) {
   Sight view(read(cell));
   bind(view, write(cell));
   in_another_thread([&] {
@@ -301,7 +301,7 @@ TEST_F(BoundView, ABoundViewForReadingIsInNoWayOfReads) {
   });
 }
 
-TEST_F(BoundView, OtherBytesAreFree) {
+TEST_F(OutlivedView, OtherBytesAreFree) {
   Sight view(write(cell, 0, 4));
   bind(view, write(cell));
   in_another_thread([&] {
@@ -311,7 +311,7 @@ TEST_F(BoundView, OtherBytesAreFree) {
   });
 }
 
-TEST_F(BoundView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
+TEST_F(OutlivedView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
   Sight view(write(cell));
   bind(view, write(cell));
   std::thread next([&] {
@@ -328,12 +328,12 @@ TEST_F(BoundView, ItsOwnThreadActsUnderItAlsoWhenOthersWait) {
   EXPECT_TRUE(nested.acquire(&conflict, kWatchdogNs));
   nested.release();
   view.close();
-  EXPECT_EQ(cell.queue.has_bound_views(), false);
+  EXPECT_EQ(cell.queue.has_ended_parts(), false);
   again.release();
   next.join();
 }
 
-TEST_F(BoundView, OneForWritingIsInNoWayOfItsOwnThreadAlsoWhereThatTakesMore) {
+TEST_F(OutlivedView, OneForWritingIsInNoWayOfItsOwnThreadAlsoWhereThatTakesMore) {
   Sight view(write(cell, 0, 4));
   bind(view, write(cell, 0, 4));
   CellLease all(write(cell));
@@ -342,7 +342,7 @@ TEST_F(BoundView, OneForWritingIsInNoWayOfItsOwnThreadAlsoWhereThatTakesMore) {
   EXPECT_TRUE(Call({write(cell, 2, 8)}).begin(&conflict));
 }
 
-TEST_F(BoundView, AWaitThatOnlyTheWaitersOwnViewCouldEndIsADeadlock) {
+TEST_F(OutlivedView, AWaitThatOnlyTheWaitersOwnViewCouldEndIsADeadlock) {
   Sight view(read(cell), "train.py:12");
   bind(view, write(cell));
   CellLease lease(write(cell));
@@ -363,7 +363,7 @@ TEST_F(BoundView, AWaitThatOnlyTheWaitersOwnViewCouldEndIsADeadlock) {
   EXPECT_EQ(conflict.reason, Conflict::Reason::kDeadlock);
 }
 
-TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
+TEST_F(OutlivedView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
   Sight view(read(cell));
   bind(view, write(cell));
   collect_garbage = [&] {
@@ -386,7 +386,7 @@ TEST_F(BoundView, AViewThatNobodyRefersToIsClosedBeforeADeadlockIsTold) {
   lease.release();
 }
 
-TEST_F(BoundView, ACycleOverAViewOfAnotherThreadIsADeadlock) {
+TEST_F(OutlivedView, ACycleOverAViewOfAnotherThreadIsADeadlock) {
   Sight view(write(cell));
   bind(view, write(cell));
   std::atomic<bool> has_other{false};
@@ -414,7 +414,7 @@ TEST_F(BoundView, ACycleOverAViewOfAnotherThreadIsADeadlock) {
   thread.join();
 }
 
-TEST_F(BoundView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitForIt) {
+TEST_F(OutlivedView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitForIt) {
   Sight view(write(cell));
   Ref<Op> op;
   {
@@ -433,7 +433,7 @@ TEST_F(BoundView, AnOpPushedUnderTheLeaseWaitsAndTheThreadOfTheViewDoesNotWaitFo
   EXPECT_EQ(cell.value, 1);
 }
 
-TEST_F(BoundView, AViewUnderAnInnerLeaseStaysUnderTheOuterOne) {
+TEST_F(OutlivedView, AViewUnderAnInnerLeaseStaysUnderTheOuterOne) {
   Sight view(write(cell));
   CellLease outer(write(cell));
   ASSERT_TRUE(outer.acquire(&conflict));
@@ -441,12 +441,12 @@ TEST_F(BoundView, AViewUnderAnInnerLeaseStaysUnderTheOuterOne) {
   ASSERT_TRUE(inner.acquire(&conflict));
   ASSERT_TRUE(view.open(&conflict));
   EXPECT_FALSE(inner.release());
-  EXPECT_FALSE(cell.queue.has_bound_views());
+  EXPECT_FALSE(cell.queue.has_ended_parts());
   EXPECT_TRUE(outer.release());
-  EXPECT_TRUE(cell.queue.has_bound_views());
+  EXPECT_TRUE(cell.queue.has_ended_parts());
 }
 
-TEST_F(BoundView, OfADetachedLeaseItIsOfTheThreadThatTookIt) {
+TEST_F(OutlivedView, OfADetachedLeaseItIsOfTheThreadThatTookIt) {
   Sight view(write(cell));
   CellLease lease(write(cell));
   ASSERT_TRUE(lease.acquire(&conflict));
@@ -458,7 +458,7 @@ TEST_F(BoundView, OfADetachedLeaseItIsOfTheThreadThatTookIt) {
             Conflict::Reason::kTimeout);
 }
 
-TEST_F(BoundView, OfATaskItIsThatTasks) {
+TEST_F(OutlivedView, OfATaskItIsThatTasks) {
   Sight view(write(cell));
   task_here = 1;
   bind(view, write(cell));
@@ -479,7 +479,128 @@ TEST_F(BoundView, OfATaskItIsThatTasks) {
   task_here = 0;
 }
 
-TEST_F(BoundView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
+TEST_F(OutlivedView, OfAnEndedThreadItIsInTheWayOfAllUntilItIsClosed) {
+  Sight view(read(cell));
+  std::thread([&] { bind(view, write(cell)); }).join();
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Call({write(cell)}).begin(r, kSoon); }),
+            Conflict::Reason::kTimeout);
+  EXPECT_TRUE(Call({read(cell)}).begin(&conflict, 0));
+  in_another_thread([&] { view.close(); });
+  EXPECT_TRUE(Call({write(cell)}).begin(&conflict, 0));
+}
+
+TEST_F(OutlivedView, ViewsOfOneLeaseAreInNoWayOfEachOtherNorOfTheNextLeaseInOneOfThem) {
+  Sight all(write(cell)), part(read(cell, 0, 2));
+  CellLease lease(write(cell));
+  ASSERT_TRUE(lease.acquire(&conflict));
+  ASSERT_TRUE(all.open(&conflict) && part.open(&conflict));
+  EXPECT_TRUE(lease.release());
+  CellLease next(write(cell));
+  EXPECT_TRUE(next.acquire(&conflict, 0));
+  next.release();
+  all.close();
+  EXPECT_EQ(reason_of([&](Conflict* r) { return next.acquire(r); }), Conflict::Reason::kDeadlock)
+      << "only the view that reads is left";
+}
+
+TEST_F(OutlivedView, AViewUnderALeaseInsideOfItLivesOnWhenItIsClosed) {
+  Sight first(write(cell)), second(write(cell, 0, 4));
+  bind(first, write(cell));
+  bind(second, write(cell));
+  first.close();
+  in_another_thread([&] {
+    Conflict r;
+    CellLease row(write(cell, 4, 8)), other_row(read(cell, 0, 1));
+    EXPECT_TRUE(row.acquire(&r, 0));
+    EXPECT_EQ(reason_of([&](Conflict* why) { return other_row.acquire(why, kSoon); }),
+              Conflict::Reason::kTimeout);
+  });
+}
+
+TEST_F(OutlivedView, APushIsRefusedOrWaitsOrGoesBesideItAsItsCallerHasSaid) {
+  Sight view(write(cell, 0, 4), "train.py:12");
+  bind(view, write(cell));
+  const auto refused = [&](const Wanted& wanted) {
+    const Ref<Op> op = make({wanted}, [](Op* self) { self->complete(); });
+    return reason_of([&](Conflict* r) {
+      const bool is_pushed = submit(op, OnHost::kRaise, r);
+      conflict = *r;
+      return is_pushed;
+    });
+  };
+  EXPECT_EQ(refused(read(cell)), Conflict::Reason::kHostView);
+  EXPECT_STREQ(conflict.holder.site, "train.py:12");
+  wait(push({write(cell, 4, 8)}, [] {}));
+  const Ref<Op> waiting = push({write(cell)}, [] {}, OnHost::kWait);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return waiting->wait(Deadline(0), r); }),
+            Conflict::Reason::kDeadlock);
+  wait(push({read(other)}, [] {}));
+  view.close();
+  wait(waiting);
+  bind(view, write(cell));
+  wait(push({write(cell)}, [] {}, OnHost::kIgnore));
+}
+
+// An op that ignores views may run beside it.
+TEST_F(OutlivedView, InsideOfItItsThreadWaitsForWhatRunsBesideIt) {
+  Sight view(write(cell));
+  bind(view, write(cell));
+  std::atomic<bool> may_end{false};
+  const auto run = [&] {
+    while (!may_end) std::this_thread::yield();
+    cell.value = 7;
+  };
+  const Ref<Op> op = push({write(cell)}, run, OnHost::kIgnore);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return CellLease(write(cell)).acquire(r, kSoon); }),
+            Conflict::Reason::kTimeout);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Call({read(cell)}).begin(r, kSoon); }),
+            Conflict::Reason::kTimeout);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Sight(read(cell)).open(r, kSoon); }),
+            Conflict::Reason::kTimeout);
+  may_end = true;
+  CellLease lease(write(cell));
+  EXPECT_TRUE(lease.acquire(&conflict));
+  EXPECT_EQ(cell.value, 7);
+  lease.release();
+  wait(op);
+}
+
+TEST_F(OutlivedView, WhoWouldWaitForAnOpThatWaitsForItIsToldThatItWouldWaitForItself) {
+  Sight view(read(cell));
+  bind(view, write(cell));
+  const Ref<Op> op = push({write(cell)}, [] {}, OnHost::kWait);
+  EXPECT_EQ(reason_of([&](Conflict* r) { return Call({write(cell)}).begin(r); }),
+            Conflict::Reason::kDeadlock);
+  EXPECT_TRUE(Call({read(cell)}).begin(&conflict, 0)) << "it goes before the op";
+  EXPECT_TRUE(Sight(read(cell)).open(&conflict, 0));
+  view.close();
+  wait(op);
+}
+
+// A view of the thread beside one that has outlived a lease is not in the turn of that lease for ever.
+TEST_F(OutlivedView, AFurtherViewOfItsThreadIsOfTheHostAndOpsWaitForBoth) {
+  Sight view(write(cell)), further(read(cell));
+  bind(view, write(cell));
+  const Ref<Op> op = push({write(cell)}, [] {}, OnHost::kWait);
+  ASSERT_TRUE(further.open(&conflict, 0));
+  view.close();
+  EXPECT_EQ(reason_of([&](Conflict* r) { return op->wait(Deadline(kSoon), r); }), Conflict::Reason::kTimeout);
+  further.close();
+  wait(op);
+}
+
+// So its waits need no search for deadlocks (has_empty_hands).
+TEST_F(OutlivedView, AThreadIsKnownToHoldNothingWhenItHasClosedIt) {
+  in_another_thread([&] {
+    Sight view(write(cell));
+    bind(view, write(cell));
+    EXPECT_EQ(this_thread.requests, 1);
+    view.close();
+    EXPECT_EQ(this_thread.requests, 0);
+  });
+}
+
+TEST_F(OutlivedView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
   Sight view(write(cell), "train.py:12");
   bind(view, write(cell));
   in_another_thread([&] {
@@ -495,7 +616,7 @@ TEST_F(BoundView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
 
 // Leases with views that outlive them, calls, views, and ops, of several threads. The history says that none
 // overlapped that conflict; that all of it ends is the other law.
-TEST_F(BoundView, LeasesAndTheirViewsCallsAndOpsOfThreadsNeverOverlapAndEnd) {
+TEST_F(OutlivedView, LeasesAndTheirViewsCallsAndOpsOfThreadsNeverOverlapAndEnd) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::array<Cell, 2> cells;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A queue with an index grants the same parts in the same order as one without. Oracle: the rules of the
-// queue, applied to a list of all parts after every step. The seed is printed.
+// A queue with an index grants the same parts in the same order as one without, also around views that have
+// outlived their leases. Oracle: the rules of the queue, applied to a list of all parts after every step. The
+// seed is printed.
 #include "sync/part_index.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <list>
+#include <memory>
 #include <random>
 
 #include "base/repeats_testing.h"
@@ -20,20 +22,38 @@ namespace {
 constexpr uintptr_t kBegin = 4096;
 constexpr uintptr_t kEnd = kBegin + 32'768;
 
-// A request with one part, and what the rules say of it.
+// A view with the memory for its ended part.
+struct Seen {
+  View view;
+  std::array<std::byte, sizeof(EndedPart)> room;
+};
+
+// A request with one part, and what the rules say of it. Or (ended) the ended part of a view.
 struct Use final : Request {
   explicit Use(HolderKind request_kind) : Request(request_kind, {&part, 1}) {}
   void become_ready() noexcept override {}
   void refuse_at_gates(const Conflict&) noexcept override {}
 
+  // The part that is in the queue.
+  const RequestPart* queued() const {
+    return ended ? static_cast<const RequestPart*>(ended->view.under) : &part;
+  }
+
   RequestPart part;
+  std::unique_ptr<Seen> ended;
+  std::list<std::unique_ptr<Seen>> views;  // under it
   bool is_granted = false;
   bool is_submitted = false;
 };
 
+bool is_ignored(const Use& use, const Use& other) {
+  if (use.kind == HolderKind::kOp) return !use.heeds_host;
+  return other.part.access == Access::kWrite && other.owner == use.owner;
+}
+
 bool is_in_the_way(const Use& use, const Use& other) {
   return in_conflict(use.part.access, use.part.extent, other.part.access, other.part.extent) &&
-         !(other.is_submitted && use.is_on_stream());
+         !(other.is_submitted && use.is_on_stream()) && !(other.ended && is_ignored(use, other));
 }
 
 class Model {
@@ -60,6 +80,8 @@ class Model {
         add();
       } else if (random_() % 8 == 0) {
         submit();
+      } else if (random_() % 4 == 0) {
+        view();
       } else {
         remove(any());
       }
@@ -92,6 +114,7 @@ class Model {
     use->part.extent = any_extent();
     use->part.access = random_() % 2 == 0 ? Access::kWrite : Access::kRead;
     if (random_() % 4 == 0) use->traits = Request::kOnStream;
+    use->heeds_host = random_() % 2 == 0;
     use->missing = 1;
     if (random_() % 4 != 0) use->owner = actor_of_task(0);
     return use;
@@ -111,7 +134,8 @@ class Model {
       use->traits = Request::kOnStream;
       queue_.insert_submitted(&use->part, &ready_);
       use->is_granted = use->is_submitted = true;
-    } else if (kind == 1 && place != uses_.end() && place->is_granted && !place->is_submitted) {
+    } else if (kind == 1 && place != uses_.end() && place->is_granted && !place->is_submitted &&
+               !place->ended) {
       const Place use = make(std::next(place));
       use->part.extent = place->part.extent;
       use->part.access = place->part.access;
@@ -131,14 +155,58 @@ class Model {
 
   void submit() {
     const Place use = any();
-    if (!use->is_granted || use->is_submitted || !use->is_on_stream()) return;
+    if (!use->is_granted || use->is_submitted || use->ended || !use->is_on_stream()) return;
     queue_.mark_submitted(&use->part, &ready_);
     use->is_submitted = true;
   }
 
+  // Opens a view under a granted lease.
+  void view() {
+    const Place use = any();
+    if (!use->is_granted || use->is_submitted || use->ended || use->kind != HolderKind::kLease) return;
+    auto seen = std::make_unique<Seen>();
+    seen->view.extent = use->part.extent;
+    if (random_() % 2 == 0) seen->view.extent.end = seen->view.extent.begin + 1;
+    seen->view.access = random_() % 2 == 0 ? use->part.access : Access::kRead;
+    seen->view.thread = this_thread_id();
+    queue_.add_view(&seen->view, &use->part);
+    seen->view.room = seen->room.data();
+    use->views.push_back(std::move(seen));
+  }
+
+  // The views under it go under another lease of its owner that allows them, or get ended parts.
   void remove(Place use) {
+    if (use->ended) {
+      queue_.remove_view(&use->ended->view, &ready_);
+      uses_.erase(use);
+      return;
+    }
     queue_.remove(&use->part, &ready_);
-    uses_.erase(use);
+    std::list<std::unique_ptr<Seen>> views = std::move(use->views);
+    const Actor owner = use->owner;
+    Place place = uses_.erase(use);
+    for (; !views.empty(); views.pop_back()) {
+      std::unique_ptr<Seen>& seen = views.back();
+      if (Use* const outer = lease_of(owner, seen->view)) {
+        outer->views.push_back(std::move(seen));
+        continue;
+      }
+      place = uses_.emplace(place, HolderKind::kLease);
+      place->part.extent = seen->view.extent;
+      place->part.access = seen->view.access;
+      place->owner = owner;
+      place->is_granted = true;
+      place->ended = std::move(seen);
+    }
+  }
+  Use* lease_of(const Actor& owner, const View& view) {
+    Use* last = nullptr;
+    for (Use& use : uses_) {
+      const bool is_own = use.kind == HolderKind::kLease && use.owner == owner;
+      if (is_own && use.is_granted && !use.ended && Queue::allows(use.part, view.extent, view.access))
+        last = &use;
+    }
+    return last;
   }
 
   // How many parts are in the way: earlier ones, and those that were granted before this one was inserted
@@ -160,12 +228,12 @@ class Model {
   void check() {
     const Request* next = ready_.take_all();
     is_counted_ |= std::any_of(uses_.begin(), uses_.end(), [](const Use& use) {
-      return use.is_on_stream() || !use.part.extent.contains({kBegin, kEnd});
+      return use.ended || use.is_on_stream() || !use.part.extent.contains({kBegin, kEnd});
     });
     is_counted_ &= !uses_.empty();
     const RequestPart* part = queue_.first();
     for (Use& use : uses_) {
-      ASSERT_EQ(part, &use.part);
+      ASSERT_EQ(part, use.queued());
       part = part->next;
       if (use.is_granted) continue;
       const uint32_t blockers = n_blockers(use);
@@ -186,13 +254,13 @@ class Model {
     const Access access = random_() % 2 == 0 ? Access::kWrite : Access::kRead;
     const RequestPart *first = nullptr, *first_unsubmitted = nullptr, *last = nullptr, *weaker = nullptr;
     for (Use& use : uses_) {
-      const RequestPart* const e = &use.part;
+      const RequestPart* const e = use.queued();
       if (in_conflict(access, extent, e->access, e->extent)) {
         if (first == nullptr) first = e;
         if (first_unsubmitted == nullptr && !use.is_submitted) first_unsubmitted = e;
       }
       const bool is_own = use.kind == HolderKind::kLease && use.owner.thread == this_thread_id();
-      if (!use.is_granted || !is_own || !e->extent.overlaps(extent)) continue;
+      if (!use.is_granted || use.ended || !is_own || !e->extent.overlaps(extent)) continue;
       (Queue::allows(*e, extent, access) ? last : weaker) = e;
     }
     ASSERT_EQ(queue_.first_conflict(access, extent), first);

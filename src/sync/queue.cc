@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <utility>
 
 #include "sync/part_index.h"
+#include "sync/requests.h"
 
 namespace tenon::impl {
 namespace {
@@ -17,6 +19,13 @@ bool is_own(const Request& request) noexcept {
   if (request.owner.thread != this_thread_id()) return false;
   // Everything that a thread does inside of its own call belongs to the call, in any task.
   return request.kind == HolderKind::kCall || request.owner.task == 0 || request.owner.task == current_task();
+}
+
+// The actor to which a view belongs when the request has ended under which it was taken: for a lease without
+// an owner, the thread that took the view.
+Actor owner_of(const View& view, const Request& ended) noexcept {
+  const bool has_owner = !ended.is_detached.load(std::memory_order_relaxed);
+  return has_owner ? ended.owner : Actor{view.thread, view.number, 0};
 }
 
 template <class T>
@@ -79,6 +88,19 @@ bool Queue::visit_near(const Extent& extent, Visit visit) const noexcept {
   return is_counted_ && index_ != nullptr && index_->visit(extent, visit);
 }
 
+// The first part on these bytes for which the condition holds. With the index, it visits all parts there.
+template <class Condition>
+RequestPart* Queue::first_near(const Extent& extent, Condition condition) const noexcept {
+  RequestPart* first = nullptr;
+  const auto take = [&](RequestPart* e) {
+    if ((first == nullptr || is_before(*e, *first)) && condition(*e)) first = e;
+  };
+  if (visit_near(extent, take)) return first;
+  RequestPart* e = head_;
+  while (e != nullptr && !condition(*e)) e = e->next;
+  return e;
+}
+
 void Queue::unlink(RequestPart* part) noexcept {
   (part->previous != nullptr ? part->previous->next : head_) = part->next;
   (part->next != nullptr ? part->next->previous : tail_) = part->previous;
@@ -113,7 +135,7 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   if (part->waits_for_host) note_kept(1);
   if (part->request->traits != 0) [[unlikely]]
     note_traits(*part, ready);
-  if (!is_counted_ && (!is_whole(*part) || part->waits_for_host || bound_views_ != 0)) begin_counting(ready);
+  if (!is_counted_ && (!is_whole(*part) || part->waits_for_host)) begin_counting(ready);
   if (is_counted_) {
     if (index_ != nullptr) [[unlikely]] {
       append_by_index(part);
@@ -185,7 +207,7 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
 }
 
 bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
-  RequestPart* const next = part->next;
+  RequestPart *const next = part->next, *const previous = part->previous;
   unlink(part);
   if (is_counted_ && index_ != nullptr) [[unlikely]]
     remove_from_index(part);
@@ -193,7 +215,8 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
   if (part->waits_for_host) note_kept(-1);
   if (part->is_ahead) --ahead_;
   if (part->request->is_for_view()) --view_requests_;
-  const Moved moved = part->views != nullptr ? move_views_to_host(part) : Moved{};
+  if (part->is_ended) note_ended(*part, -1);
+  const Moved moved = part->views != nullptr ? move_views_out(part, previous) : Moved{};
   if (is_counted_) {
     if (index_ == nullptr || !grant_behind_by_index(*part, ready)) [[likely]]
       grant_behind(*part, next, ready);
@@ -207,7 +230,7 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
     } else if (part == first_waiting_) {
       first_waiting_ = next;
     }
-    if (moved.is_in_the_way) {
+    if (moved.must_count) {
       begin_counting(ready);
     } else if (first_waiting_ != nullptr) {
       advance(ready);
@@ -292,37 +315,82 @@ void Queue::begin_counting(ReadyList* ready) noexcept {
   }
 }
 
-// Moves the views to another part of the same actor that allows them, else to the host.
-Queue::Moved Queue::move_views_to_host(RequestPart* part) noexcept {
+// Moves the views under a part that was taken out from behind `previous` to another part of the same actor
+// that allows them. Else a view of a lease gets an ended part in that place, and another one is of the host
+// from now on.
+Queue::Moved Queue::move_views_out(RequestPart* part, RequestPart* previous) noexcept {
   Moved moved;
-  const Request& request = *part->request;
   while (View* const view = part->views) {
     unlink_from(part->views, view);
-    view->under = outer_part_for(*view, request);
-    link_front(view->under != nullptr ? view->under->views : views_, view);
-    if (view->under != nullptr) continue;
-    moved.is_any = true;
-    if (request.kind == HolderKind::kLease) {
-      view->is_bound = true;
-      ++bound_views_;
-      note_kept(1);
-      // A view of a lease without an owner belongs to the thread that took the view.
-      if (!request.is_detached.load(std::memory_order_relaxed)) view->actor = request.owner;
+    view->under = outer_part_for(*view, *part->request);
+    if (view->under != nullptr) {
+      link_front(view->under->views, view);
+      continue;
     }
-    for (RequestPart* e = head_; e != nullptr; e = e->next) {
-      if (e->is_granted || !in_conflict(view->access, view->extent, e->access, e->extent)) continue;
-      if (e->request->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
-      moved.is_in_the_way |= e->waits_for_host || heeds_bound_views(*e);
+    moved.is_any = true;
+    if (part->request->kind == HolderKind::kLease) {
+      insert_ended(view, *part, previous);
+      moved.must_count = true;
+    } else {
+      link_front(views_, view);
+      moved.must_count |= is_shown_to_ops(*view);
     }
   }
   return moved;
+}
+
+// The ops that must wait for the view from now on wait for views of the host. True if there is one.
+bool Queue::is_shown_to_ops(const View& view) noexcept {
+  bool is_awaited = false;
+  for (RequestPart* e = head_; e != nullptr; e = e->next) {
+    if (e->is_granted || !in_conflict(view.access, view.extent, e->access, e->extent)) continue;
+    if (e->request->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
+    is_awaited |= e->waits_for_host;
+  }
+  return is_awaited;
+}
+
+// In the place of the part of the lease, behind `previous`. The queue is counted, or will be before a grant.
+void Queue::insert_ended(View* view, const RequestPart& lease, RequestPart* previous) noexcept {
+  auto* const part = new (view->room) EndedPart;
+  part->is_appended = true;
+  part->request = &part->lease;
+  part->home = view->home;
+  part->queue = this;
+  part->extent = view->extent;
+  part->access = view->access;
+  part->sequence = lease.sequence;
+  part->is_ended = part->is_granted = true;
+  part->views = view;
+  part->lease.owner = owner_of(*view, *lease.request);
+  view->under = part;
+  view->previous = view->next = nullptr;
+  note_ended(*part, 1);
+  if (!is_counted_) return link_behind(part, previous);
+  link_counted(part, previous);
+  const auto block = [part](RequestPart* e) {
+    e->blockers += !e->is_granted && waits_for(*e, *part) ? 1 : 0;
+  };
+  if (visit_near(part->extent, block)) return;
+  for (RequestPart* e = head_; e != nullptr; e = e->next) block(e);
+}
+
+// An ended part has come (1) or goes (-1).
+void Queue::note_ended(const RequestPart& part, int n) noexcept {
+  ended_ += static_cast<uint32_t>(n);
+  note_kept(n);
+  if (part.request->owner.thread == this_thread_id()) {
+    this_thread.requests += n;
+  } else {
+    detail::has_requests_of_others.store(true, std::memory_order_relaxed);
+  }
 }
 
 // From the last granted part: parts that act under a part are behind it, and a program with many leases uses
 // the last one most.
 RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noexcept {
   const auto may_act_under = [&extent](const RequestPart& e) {
-    return e.is_granted && !e.needs_grant && e.extent.overlaps(extent) && is_own(*e.request);
+    return e.is_granted && !e.needs_grant && !e.is_ended && e.extent.overlaps(extent) && is_own(*e.request);
   };
   RequestPart *last = nullptr, *weaker = nullptr;
   const auto take = [&](RequestPart* e) {
@@ -342,16 +410,15 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
 
 // Whichever thread ends the request.
 RequestPart* Queue::outer_part_for(const View& view, const Request& ended) const noexcept {
-  const Actor& owner = ended.is_detached.load(std::memory_order_relaxed) ? view.actor : ended.owner;
+  const Actor owner = owner_of(view, ended);
   if (owner.thread == this_thread_id()) {
     RequestPart* const own = own_part_for(view.extent, view.access);
     return own != nullptr && allows(*own, view.extent, view.access) ? own : nullptr;
   }
   for (RequestPart* e = tail_; e != nullptr; e = e->previous) {
     const Request& outer = *e->request;
-    if (!e->is_granted || e->needs_grant || outer.kind == HolderKind::kOp ||
-        outer.owner.thread != owner.thread)
-      continue;
+    if (!e->is_granted || e->needs_grant || e->is_ended || outer.kind == HolderKind::kOp) continue;
+    if (outer.owner.thread != owner.thread) continue;
     if (outer.is_detached.load(std::memory_order_relaxed) || outer.born_in != ended.born_in) continue;
     const bool is_of_task = outer.kind != HolderKind::kCall && outer.owner.task != 0;
     if (is_of_task && outer.owner.task != owner.task) continue;
@@ -382,8 +449,14 @@ RequestPart* Queue::detached_part_for(const Extent& extent, Access access) const
 }
 
 const View* Queue::granted_view(Access access, const Extent& extent) const noexcept {
+  const auto allows_it = [&](const View& v) {
+    return v.grant != kNoGrant && includes(v.access, access) && v.extent.contains(extent);
+  };
   for (const View* v = views_; v != nullptr; v = v->next) {
-    if (v->grant != kNoGrant && includes(v->access, access) && v->extent.contains(extent)) return v;
+    if (allows_it(*v)) return v;
+  }
+  for (const RequestPart* e = ended_ != 0 ? head_ : nullptr; e != nullptr; e = e->next) {
+    if (e->is_ended && allows_it(*e->views)) return e->views;
   }
   return nullptr;
 }
@@ -428,10 +501,11 @@ View* Queue::host_conflict(Access access, const Extent& extent) const noexcept {
   return nullptr;
 }
 
-const View* Queue::bound_conflict(Access access, const Extent& extent) const noexcept {
-  const View* v = bound_views_ != 0 ? views_ : nullptr;
-  while (v != nullptr && !(v->is_bound && in_conflict(v->access, v->extent, access, extent))) v = v->next;
-  return v;
+const RequestPart* Queue::ended_conflict(Access access, const Extent& extent) const noexcept {
+  if (ended_ == 0) return nullptr;
+  return first_near(extent, [&](const RequestPart& e) {
+    return e.is_ended && in_conflict(access, extent, e.access, e.extent);
+  });
 }
 
 const View* Queue::first_writer(const Extent& extent) const noexcept {
@@ -451,48 +525,33 @@ const RequestPart* Queue::view_request(Access access, const Extent& extent) cons
   return e;
 }
 
-bool Queue::is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept {
-  for (const View* v = views_; v != nullptr; v = v->next) {
-    if (!includes(v->access, access) || !v->extent.contains(extent)) continue;
-    if (v->is_bound ? v->actor.includes(actor) : is_host) return true;
-  }
-  return false;
+bool Queue::is_in_view(Access access, const Extent& extent) const noexcept {
+  const View* v = views_;
+  while (v != nullptr && !(includes(v->access, access) && v->extent.contains(extent))) v = v->next;
+  return v != nullptr;
 }
 
-// An op waits for bound views as for all others, if waits_for_host is set.
-bool Queue::heeds_bound_views(const RequestPart& part) const noexcept {
-  if (part.request->kind == HolderKind::kOp) return part.waits_for_host;
-  return !is_covered(part.request->owner, false, part.access, part.extent);
+bool Queue::is_in_ended(Actor actor, Access access, const Extent& extent) const noexcept {
+  if (ended_ == 0) return false;
+  return first_near(extent, [&](const RequestPart& e) {
+           return e.is_ended && allows(e, extent, access) && e.request->owner.includes(actor);
+         }) != nullptr;
 }
 
-View* Queue::view_in_the_way(const RequestPart& part) const noexcept {
-  if (part.waits_for_host) return host_conflict(part.access, part.extent);
-  View* first = nullptr;
-  visit_bound_views(part, [&first](View& v) { first = first == nullptr ? &v : first; });
-  return first;
-}
-
-// The part waits for a view of this actor or, with is_host, for a view of the host or for a view that the
-// host has requested.
-bool Queue::is_kept(const RequestPart& part, Actor actor, bool is_host) const noexcept {
-  if (part.is_granted) return false;
-  bool is_kept = false;
-  visit_bound_views(part, [&](const View& v) { is_kept |= v.actor.includes(actor); });
-  if (is_kept || !is_host || !part.waits_for_host) return is_kept;
-  for (const View* v = views_; v != nullptr; v = v->next) {
-    if (!v->is_bound && in_conflict(v->access, v->extent, part.access, part.extent)) return true;
-  }
+// It waits for a view of the host, or for one that the host has requested.
+bool Queue::is_behind_host(const RequestPart& part) const noexcept {
+  if (part.is_granted || !part.waits_for_host) return false;
+  if (host_conflict(part.access, part.extent) != nullptr) return true;
   for (const RequestPart* e = view_requests_ != 0 ? part.previous : nullptr; e != nullptr; e = e->previous) {
     if (e->request->is_for_view() && in_conflict(e->access, e->extent, part.access, part.extent)) return true;
   }
   return false;
 }
 
-RequestPart* Queue::first_kept(Actor actor, bool is_host, Access access,
-                               const Extent& extent) const noexcept {
+RequestPart* Queue::first_behind_host(Access access, const Extent& extent) const noexcept {
   if (views_ == nullptr && view_requests_ == 0) return nullptr;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
-    if (in_conflict(access, extent, e->access, e->extent) && is_kept(*e, actor, is_host)) return e;
+    if (in_conflict(access, extent, e->access, e->extent) && is_behind_host(*e)) return e;
   }
   return nullptr;
 }
@@ -528,30 +587,27 @@ class Accesses {
 
 }  // namespace
 
-RequestPart* Queue::first_behind_kept(Actor actor, bool is_host, Access access,
-                                      const Extent& extent) const noexcept {
-  if (views_ == nullptr && view_requests_ == 0) return nullptr;
-  Accesses kept;
+RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access,
+                                     const Extent& extent) const noexcept {
+  if (views_ == nullptr && view_requests_ == 0 && ended_ == 0) return nullptr;
+  const RequestPart* waiting = head_;
+  while (waiting != nullptr && waiting->is_granted) waiting = waiting->next;
+  if (waiting == nullptr) return nullptr;
+  Accesses own, kept;
+  for (const RequestPart* e = ended_ != 0 ? head_ : nullptr; e != nullptr; e = e->next) {
+    if (e->is_ended && e->request->owner.includes(actor)) own.add(e->access, e->extent);
+  }
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
-    if (e->is_granted || (!kept.conflict_with(e->access, e->extent) && !is_kept(*e, actor, is_host)))
+    if (e->is_granted) continue;
+    const bool heeds_ended = e->request->kind != HolderKind::kOp || e->request->heeds_host;
+    if (!kept.conflict_with(e->access, e->extent) && !(is_host && is_behind_host(*e)) &&
+        !(heeds_ended && own.conflict_with(e->access, e->extent))) {
       continue;
+    }
     if (in_conflict(access, extent, e->access, e->extent)) return e;
     kept.add(e->access, e->extent);
   }
   return nullptr;
-}
-
-// The first part on these bytes for which the condition holds. With the index, it visits all parts there.
-template <class Condition>
-RequestPart* Queue::first_near(const Extent& extent, Condition condition) const noexcept {
-  RequestPart* first = nullptr;
-  const auto take = [&](RequestPart* e) {
-    if ((first == nullptr || is_before(*e, *first)) && condition(*e)) first = e;
-  };
-  if (visit_near(extent, take)) return first;
-  RequestPart* e = head_;
-  while (e != nullptr && !condition(*e)) e = e->next;
-  return e;
 }
 
 RequestPart* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
@@ -569,7 +625,7 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
   view->queue = this;
   view->under = under;
   view->is_overwriting = under != nullptr && (under->is_overwrite || under->is_overwriting);
-  view->is_bound = view->is_reported = view->is_inherited = false;
+  view->is_reported = view->is_inherited = false;
   ++(view->access == Access::kWrite ? writers_ : readers_);
   link_front(under != nullptr ? under->views : views_, view);
 }
@@ -580,16 +636,13 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
     --inherited_views_;
     return;
   }
-  const bool is_of_host = view->under == nullptr;
-  unlink_from(is_of_host ? views_ : view->under->views, view);
+  RequestPart* const under = view->under;
+  unlink_from(under == nullptr ? views_ : under->views, view);
   if (view->is_inherited) --inherited_views_;
   --(view->access == Access::kWrite ? writers_ : readers_);
   if (view->access == Access::kWrite) note_write();
-  if (view->is_bound) {
-    --bound_views_;
-    note_kept(-1);
-  }
-  if (!is_of_host || !is_counted_) return;
+  if (under != nullptr) return under->is_ended ? (void)remove_among(under, ready) : void();
+  if (!is_counted_) return;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted && e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
@@ -606,20 +659,26 @@ void Queue::lose(View* view, View*& list) noexcept {
 void Queue::lose_views_of_others(RequestPart* part, uint32_t thread) noexcept {
   for (View *v = part->views, *next = nullptr; v != nullptr; v = next) {
     next = v->next;
-    if (v->actor.thread == thread) continue;
+    if (v->thread == thread) continue;
     lose(v, part->views);
     v->under = nullptr;
   }
 }
 
-void Queue::unbind_views_of_others(uint32_t thread) noexcept {
-  for (View *v = bound_views_ != 0 ? views_ : nullptr, *next = nullptr; v != nullptr; v = next) {
-    next = v->next;
-    if (!v->is_bound || v->actor.thread == thread) continue;
-    v->is_bound = false;
-    --bound_views_;
-    note_kept(-1);
-    if (gate_ == nullptr) lose(v, views_);  // else it is an inherited one
+void Queue::end_parts_after_fork(uint32_t thread) noexcept {
+  ReadyList ready;  // stays empty: nothing waits in the child
+  for (RequestPart *e = ended_ != 0 ? head_ : nullptr, *next = nullptr; e != nullptr; e = next) {
+    next = e->next;
+    if (!e->is_ended || (gate_ == nullptr && e->request->owner.thread == thread)) continue;
+    View* const view = e->views;
+    view->under = nullptr;
+    if (gate_ == nullptr) {
+      lose(view, e->views);
+    } else {
+      unlink_from(e->views, view);
+      link_front(views_, view);
+    }
+    remove_among(e, &ready);
   }
 }
 

@@ -2,18 +2,19 @@
 //
 // The queue of one range of memory: parts in the order in which they were appended, and the list of views of
 // the host (ordinary code). A part is granted when no earlier part that conflicts is unfinished. Ops may wait
-// for all views; leases and calls wait for the bound views of other actors (request.h).
+// for the views of the host, too. A view that has outlived its lease has a part of its own (EndedPart).
 //
 // The queue has two modes. While every part covers all of the memory, the granted parts are at the front, and
 // three words tell which part may be granted next. The first part that covers only some of the memory, that
-// must wait for views, or whose work is on a stream, makes the queue counted until it is empty: each part
-// then counts the parts that it waits for. A long counted queue has an index of its parts by their bytes.
+// must wait for views, whose work is on a stream, or that is an ended one, makes the queue counted until it
+// is empty: each part then counts the parts that it waits for. A long counted queue has an index of its parts
+// by their bytes.
 //
 // A part whose work has been submitted to a stream does not keep other parts of such work from being granted,
 // because their stream waits for its event. All other parts wait until it has left the queue.
 //
-// A caller that holds a view does not wait for parts that wait for that view: its own part is inserted before
-// the first of them.
+// A caller that holds a view or owns ended parts does not wait for parts that wait for these: its own part is
+// inserted before the first of them.
 #pragma once
 
 #include <atomic>
@@ -78,15 +79,11 @@ class Queue : public QueueBase {
     if (gate_ != gate) gate_ = gate;
   }
 
-  // Forks, waits for all ops and reports must find it: it has parts, bound views or views with a grant.
-  bool must_be_listed() const noexcept {
-    return head_ != nullptr || bound_views_ != 0 || (gate_ != nullptr && views_ != nullptr);
-  }
+  // Forks, waits for all ops and reports must find it: it has parts or views with a grant.
+  bool must_be_listed() const noexcept { return head_ != nullptr || (gate_ != nullptr && views_ != nullptr); }
   bool has_parts() const noexcept { return head_ != nullptr; }
   // Memory of the host and of this process alone where nothing is in the way of a lease, a call or a view.
-  bool is_idle() const noexcept {
-    return head_ == nullptr && bound_views_ == 0 && is_plain() && gate_ == nullptr;
-  }
+  bool is_idle() const noexcept { return head_ == nullptr && is_plain() && gate_ == nullptr; }
   // Memory of the host and of this process alone where only other parts are in the way of this part of an op,
   // and three words tell whether they are (append_next).
   bool is_simple_for(const RequestPart& part) const noexcept {
@@ -94,7 +91,7 @@ class Queue : public QueueBase {
     return head_ == nullptr || (!is_counted_ && view_requests_ == 0 && is_whole(part));
   }
   bool has_views() const noexcept { return views_ != nullptr; }
-  bool has_bound_views() const noexcept { return bound_views_ != 0; }
+  bool has_ended_parts() const noexcept { return ended_ != 0; }
   bool has_view_requests() const noexcept { return view_requests_ != 0; }
   // Views of both kinds.
   uint32_t readers() const noexcept { return readers_; }
@@ -142,7 +139,7 @@ class Queue : public QueueBase {
   // Inserts a part that has begun right behind the part under which it acts. It is granted.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
   // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
-  // it become views of the host; those of a lease also become bound. True if there is such a view.
+  // it get ended parts if it is that of a lease, and else become views of the host. True if there is one.
   bool remove(RequestPart* part, ReadyList* ready) noexcept {
     if (!is_alone(*part)) return remove_among(part, ready);
     remove_alone(part);
@@ -151,7 +148,8 @@ class Queue : public QueueBase {
   // The queue has no other part, and nothing is counted for this one or acts under it.
   bool is_alone(const RequestPart& part) const noexcept {
     if (head_ != &part || part.next != nullptr || part.views != nullptr) return false;
-    return !part.is_ahead && !part.holds_memory && !part.waits_for_host && !part.request->is_for_view();
+    return !part.is_ended && !part.is_ahead && !part.holds_memory && !part.waits_for_host &&
+           !part.request->is_for_view();
   }
   // Removes a part that is alone.
   void remove_alone(RequestPart* part) noexcept {
@@ -168,8 +166,8 @@ class Queue : public QueueBase {
   // came.
   void insert_submitted(RequestPart* part, ReadyList* ready) noexcept;
 
-  // The granted part of this actor, or of the op that runs in this thread, that overlaps extent: the
-  // innermost one that allows the access if there is one. Null: none overlaps.
+  // The granted part of this actor, or of the op that runs in this thread, that overlaps extent, but no ended
+  // part: the innermost one that allows the access if there is one. Null: none overlaps.
   RequestPart* own_part_for(const Extent& extent, Access access) const noexcept;
   // The part under which a view stays when the request ends under which it was taken: another one of the same
   // actor that allows it. Null: there is none.
@@ -182,7 +180,8 @@ class Queue : public QueueBase {
 
   // In a gated queue: a lease without an owner, under which the whole process may act.
   RequestPart* detached_part_for(const Extent& extent, Access access) const noexcept;
-  // A view of the host with a grant that covers extent and allows access, or null.
+  // A view of the host, or one with an ended part, with a grant that covers extent and allows access; or
+  // null.
   const View* granted_view(Access access, const Extent& extent) const noexcept;
   // Only work on streams and exports to other libraries use the grant. They end by themselves, or on any
   // thread, so that nobody owns the grant.
@@ -196,46 +195,38 @@ class Queue : public QueueBase {
   // After a fork, in the child: the views under a part that other threads have opened are lost. They are in
   // nobody's way, and may be closed.
   void lose_views_of_others(RequestPart* part, uint32_t thread) noexcept;
-  // After a fork, in the child: views that are bound to threads that do not exist there are lost. In a gated
-  // queue they are inherited, and only unbound.
-  void unbind_views_of_others(uint32_t thread) noexcept;
+  // The same for views that have outlived leases of other threads. In a gated queue all such views become
+  // inherited ones of the host.
+  void end_parts_after_fork(uint32_t thread) noexcept;
 
   // A view of the host that conflicts, or null.
   View* host_conflict(Access access, const Extent& extent) const noexcept;
-  // A bound view that conflicts, or null.
-  const View* bound_conflict(Access access, const Extent& extent) const noexcept;
+  // An ended part that conflicts, or null.
+  const RequestPart* ended_conflict(Access access, const Extent& extent) const noexcept;
   // A call that will open a view that conflicts, or null.
   const RequestPart* view_request(Access access, const Extent& extent) const noexcept;
-  // The view for which this part must wait although no other part is in its way; null: none.
-  View* view_in_the_way(const RequestPart& part) const noexcept;
-  // Calls visit for each bound view for which this part waits.
-  template <class Visit>
-  void visit_bound_views(const RequestPart& part, Visit visit) const {
-    if (bound_views_ == 0 || !heeds_bound_views(part)) return;
-    for (View* v = views_; v != nullptr; v = v->next) {
-      if (!v->is_bound || !in_conflict(v->access, v->extent, part.access, part.extent)) continue;
-      if (part.waits_for_host || v->access == Access::kRead || !v->actor.includes(part.request->owner))
-        visit(*v);
-    }
+  // The view of the host for which this part must wait although no other part is in its way; null: none.
+  View* view_in_the_way(const RequestPart& part) const noexcept {
+    return part.waits_for_host ? host_conflict(part.access, part.extent) : nullptr;
+  }
+  // This part must wait for the other one if that comes before it, or was granted before.
+  static bool waits_for(const RequestPart& later, const RequestPart& earlier) noexcept {
+    return conflicts(later, earlier) &&
+           !(earlier.is_submitted && later.request->is_on_stream() && !later.is_for_host) &&
+           !(earlier.is_ended && ignores_ended(later, earlier));
   }
   // An overlapping view for writing, of the host or under a part; or null.
   const View* first_writer(const Extent& extent) const noexcept;
-  // Calls visit for each view for which this part must wait although no other part is in its way.
-  template <class Visit>
-  void visit_views_in_the_way(const RequestPart& part, Visit visit) const {
-    if (!part.waits_for_host) return visit_bound_views(part, visit);
-    for (View* v = views_; v != nullptr; v = v->next) {
-      if (in_conflict(v->access, v->extent, part.access, part.extent)) visit(*v);
-    }
-  }
-  // True if a view covers extent and allows access. The view must be bound to the actor; for the host it may
-  // also be one that is not bound.
-  bool is_covered(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
-  // The first part that conflicts and waits for a view that is_covered() considers; or null.
-  RequestPart* first_kept(Actor actor, bool is_host, Access access, const Extent& extent) const noexcept;
-  // The first part that conflicts and waits for such a view, or for a part that waits for one; or null.
-  RequestPart* first_behind_kept(Actor actor, bool is_host, Access access,
-                                 const Extent& extent) const noexcept;
+  // An ended part of this actor allows the access.
+  bool is_in_ended(Actor actor, Access access, const Extent& extent) const noexcept;
+  // A view of the host covers extent and allows access.
+  bool is_in_view(Access access, const Extent& extent) const noexcept;
+  // The first part that conflicts and waits for views of the host; or null.
+  RequestPart* first_behind_host(Access access, const Extent& extent) const noexcept;
+  // The first part that conflicts and waits for an ended part of the actor or, with is_host, for views of the
+  // host, or for a part that waits for one of these; or null.
+  RequestPart* first_behind_own(Actor actor, bool is_host, Access access,
+                                const Extent& extent) const noexcept;
   // A part or a view uses some of these bytes.
   bool is_used(const Extent& extent) const noexcept {
     return (head_ != nullptr && first_conflict(Access::kWrite, extent) != nullptr) ||
@@ -269,7 +260,7 @@ class Queue : public QueueBase {
     return version_;
   }
 
-  // True if, in any queue, a part waits or has waited for views of the host, or a view is bound.
+  // True if, in any queue, a part waits or has waited for views of the host, or there is an ended part.
   static bool may_wait_for_views() noexcept { return kept_by_views.load(std::memory_order_relaxed) != 0; }
 
   // Bytes of all memory that unfinished ops hold, each counted once. Memory of less than kSmall bytes does
@@ -306,17 +297,19 @@ class Queue : public QueueBase {
   static bool conflicts(const RequestPart& a, const RequestPart& b) noexcept {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);
   }
-  static bool waits_for(const RequestPart& later, const RequestPart& earlier) noexcept {
-    return conflicts(later, earlier) &&
-           !(earlier.is_submitted && later.request->is_on_stream() && !later.is_for_host);
+  // Ops that ignore views do, and the owner of an ended part for writing, whose turn it continues. Beside one
+  // for reading, the owner writes only in another ended part.
+  static bool ignores_ended(const RequestPart& later, const RequestPart& ended) noexcept {
+    if (later.request->kind == HolderKind::kOp) return !later.request->heeds_host;
+    return (ended.access == Access::kWrite || later.is_nested) &&
+           ended.request->owner.includes(later.request->owner);
   }
   void note_traits(const RequestPart& part, ReadyList* ready) noexcept;
   // No view is in the way of this part, which waits for no other part.
   bool views_allow(const RequestPart& part) const noexcept {
     return views_ == nullptr || view_in_the_way(part) == nullptr;
   }
-  bool heeds_bound_views(const RequestPart& part) const noexcept;
-  bool is_kept(const RequestPart& part, Actor actor, bool is_host) const noexcept;
+  bool is_behind_host(const RequestPart& part) const noexcept;
   void link_behind(RequestPart* part, RequestPart* place) noexcept;
   // In a counted queue.
   void link_counted(RequestPart* part, RequestPart* place) noexcept;
@@ -340,13 +333,16 @@ class Queue : public QueueBase {
   bool visit_near(const Extent& extent, Visit visit) const noexcept;
   template <class Condition>
   RequestPart* first_near(const Extent& extent, Condition condition) const noexcept;
-  // What happened to the views under a part that ends: whether some became views of the host, and whether a
-  // part waits for one of these.
+  // What happened to the views under a part that ends: whether some have outlived it, and whether the queue
+  // must be counted, because parts wait for these.
   struct Moved {
     bool is_any = false;
-    bool is_in_the_way = false;
+    bool must_count = false;
   };
-  Moved move_views_to_host(RequestPart* part) noexcept;
+  Moved move_views_out(RequestPart* part, RequestPart* previous) noexcept;
+  bool is_shown_to_ops(const View& view) noexcept;
+  void insert_ended(View* view, const RequestPart& lease, RequestPart* previous) noexcept;
+  void note_ended(const RequestPart& part, int n) noexcept;
   bool is_large() const noexcept {
     const uint64_t nbytes = bounds_.end - bounds_.begin;
     return nbytes >= kSmall && nbytes <= PTRDIFF_MAX;  // more: the bounds have not been set
@@ -357,7 +353,7 @@ class Queue : public QueueBase {
   static void note_kept(int64_t n) noexcept { kept_by_views.fetch_add(n, std::memory_order_relaxed); }
 
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
-  static constinit inline std::atomic<int64_t> kept_by_views{0};  // such parts and bound views
+  static constinit inline std::atomic<int64_t> kept_by_views{0};  // such parts, and ended ones
 
   bool has_failed(const Extent& extent) const noexcept {
     return unnoted_.end != 0 && unnoted_.overlaps(extent);
@@ -375,7 +371,7 @@ class Queue : public QueueBase {
   Extent bounds_;
   Gate* gate_ = nullptr;
   uint64_t birth_ = 0;
-  uint32_t bound_views_ = 0;
+  uint32_t ended_ = 0;            // ended parts
   uint32_t inherited_views_ = 0;  // with those that are lost
   uint32_t ahead_ = 0;            // parts with is_ahead
   uint32_t holders_ = 0;          // parts that hold memory

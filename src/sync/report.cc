@@ -46,7 +46,7 @@ bool find_blocker(const RequestPart& part, Blocker* blocker) noexcept {
   RequestPart* e = part.queue->first();
   for (bool is_behind = false; e != nullptr; e = e->next) {
     is_behind |= e == &part;
-    if (e->request == part.request || !in_conflict(part.access, part.extent, e->access, e->extent)) continue;
+    if (!Queue::waits_for(part, *e)) continue;
     if (!is_behind || (part.is_ahead && e->is_granted)) break;
   }
   const View* const view = part.queue->view_in_the_way(part);
@@ -204,9 +204,10 @@ void report_kept_views(const WaitNode& node) noexcept {
       if (!part.is_appended) continue;
       const std::scoped_lock lock(part.queue->lock);
       if (!part.is_queued || part.is_granted) continue;
-      part.queue->visit_bound_views(part, [&](View& view) {
-        if (n < kMostViews && !std::exchange(view.is_reported, true)) views[n++] = Holder::of(view);
-      });
+      for (const RequestPart* e = part.queue->first(); e != nullptr; e = e->next) {
+        if (!e->is_ended || !Queue::waits_for(part, *e) || n == kMostViews) continue;
+        if (!std::exchange(e->views->is_reported, true)) views[n++] = Holder::of(*e);
+      }
     }
   });
   for (size_t i = 0; i < n; ++i) report_kept_view(views[i]);
@@ -217,17 +218,19 @@ bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to
   *is_to_report = false;
   ListedQueues::visit([&](const Queue& queue) {
     if (is_found || queue.gate() != &gate) return;
-    for (View* v = queue.first_view(); v != nullptr && !*is_to_report; v = v->next) {
-      if (v->grant != grant || (is_found && !v->is_bound)) continue;
-      *holder = Holder::of(*v);
+    const auto take = [&](const auto& user) {
+      if (is_found || user.grant != grant) return;
+      *holder = Holder::of(user);
       is_found = true;
-      *is_to_report = v->is_bound && !std::exchange(v->is_reported, true);
-    }
-    for (const RequestPart* e = queue.first(); e != nullptr && !is_found; e = e->next) {
-      if (e->grant != grant) continue;
+    };
+    for (const RequestPart* e = queue.first(); e != nullptr && !*is_to_report; e = e->next) {
+      if (!e->is_ended || e->views->grant != grant) continue;
       *holder = Holder::of(*e);
       is_found = true;
+      *is_to_report = !std::exchange(e->views->is_reported, true);
     }
+    for (const View* v = queue.first_view(); v != nullptr; v = v->next) take(*v);
+    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) take(*e);
   });
   return is_found;
 }

@@ -58,13 +58,15 @@ struct PartState {
   bool is_granted = false;
   bool waits_for_host = false;
   bool is_overwriting = false;  // it acts under a part that writes every byte
-  bool is_ahead = false;        // it was inserted before earlier parts (Queue::insert_before)
+  bool is_ahead : 1 = false;    // it was inserted before earlier parts (Queue::insert_before)
+  bool is_ended : 1 = false;    // it is an EndedPart
+  bool is_nested : 1 = false;   // an ended part of its owner allows it
   bool holds_memory = false;    // of an op, on memory that is not small
   bool is_submitted = false;    // its work is on a stream and ends with the event of the request
   // Its neighbours in the queue. Before it is linked: the parts before and behind which it will be inserted.
   RequestPart* next = nullptr;
   RequestPart* previous = nullptr;
-  View* views = nullptr;  // taken under this part
+  View* views = nullptr;  // taken under this part; of an ended part: its view alone
   uint64_t sequence = 0;  // does not decrease along the queue
 };
 
@@ -96,10 +98,10 @@ struct RequestPart : PartState {
 };
 
 // A view of the ordinary code of the process. It is open as long as a NumPy array or a tensor lives. Views of
-// one process do not exclude each other, except bound views. Never moves while it is open.
+// one process do not exclude each other. Never moves while it is open.
 //
-// A view that outlives its lease is bound to the actor of that lease until it is closed: requests of other
-// actors wait for it as they waited for the lease, and that actor acts under it.
+// When a lease ends, each view that was taken under it and is still open gets an ended part in the queue
+// (EndedPart). So the others wait for the view as they waited for the lease.
 struct View {
   // Set before it is opened.
   Home* home = nullptr;
@@ -116,13 +118,15 @@ struct View {
   Queue* queue = nullptr;
   View* next = nullptr;
   View* previous = nullptr;
-  RequestPart* under = nullptr;  // the part under which it was taken; null: a view of the host
-  bool is_overwriting = false;   // under a part that writes every byte
-  bool is_bound = false;
-  bool is_reported = false;   // that it is bound and in the way of others
-  bool is_inherited = false;  // by a forked child, which has no grant for it
-  GrantId grant = kNoGrant;   // in a gated queue
-  Actor actor;                // the thread that opened it; for a bound view the owner of its lease
+  // The part under which it was taken, or its own ended part; null: a view of the host.
+  RequestPart* under = nullptr;
+  void* room = nullptr;         // memory for its ended part; not null if it was taken under a part
+  bool is_overwriting = false;  // under a part that writes every byte
+  bool is_reported = false;     // that it outlived its lease and is in the way of others
+  bool is_inherited = false;    // by a forked child, which has no grant for it
+  GrantId grant = kNoGrant;     // in a gated queue
+  uint32_t thread = 0;          // the id of the thread that opened it
+  uint32_t number = 0;          // the kernel number of that thread
   int64_t opened_ms = 0;
 
   // Set before it is opened. Of a view whose memory is used on a stream; null: the host uses it. Without a
@@ -212,6 +216,23 @@ class Request {
 
  protected:
   ~Request() = default;
+};
+
+// The place in the queue of a view that has outlived its lease: a part of a granted lease with the access and
+// the bytes of the view, until the view is closed. Others wait for it. Its owner, that of the lease, acts
+// beside it, and pushes are refused instead of waiting for it (Queue::waits_for).
+struct EndedPart : RequestPart {
+  class Ended final : public Request {
+   public:
+    explicit Ended(RequestPart& part) noexcept : Request(HolderKind::kLease, {&part, 1}) {}
+    void become_ready() noexcept override {}
+    void refuse_at_gates(const Conflict&) noexcept override {}
+  };
+  Ended lease{*this};
+
+  EndedPart() noexcept = default;
+  EndedPart(const EndedPart&) = delete;
+  EndedPart& operator=(const EndedPart&) = delete;
 };
 
 // Requests that have become ready while a lock is held. become_ready() is called after the lock is released.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
+#include <new>
+#include <type_traits>
 #include <utility>
 
 #include "sync/gate.h"
@@ -151,18 +153,19 @@ Appended check_inherited(const Queue& queue, Conflict* conflict) noexcept {
   const View* const view = part.queue->host_conflict(part.access, part.extent);
   // A requested view counts, too: else the push would wait for that view, and the view for the push.
   const RequestPart* const request = part.queue->view_request(part.access, part.extent);
-  if (view == nullptr && request == nullptr) return Appended::kGranted;
-  if (on_host == OnHost::kRaise) {
+  const RequestPart* const ended = part.queue->ended_conflict(part.access, part.extent);
+  if (on_host == OnHost::kRaise && (view != nullptr || ended != nullptr || request != nullptr)) {
     return refuse(conflict, Conflict::Reason::kHostView,
-                  view != nullptr ? Holder::of(*view) : Holder::of(*request));
+                  view != nullptr ? Holder::of(*view) : Holder::of(ended != nullptr ? *ended : *request));
   }
-  part.waits_for_host = true;
+  part.waits_for_host = view != nullptr || request != nullptr;
   return Appended::kGranted;
 }
 
 Appended check_op(RequestPart& part, OnHost on_host, Conflict* conflict) noexcept {
   const Queue& queue = *part.queue;
-  if (queue.is_plain() && !queue.has_views() && !queue.has_view_requests()) [[likely]]
+  const bool has_views = queue.has_views() || queue.has_view_requests() || queue.has_ended_parts();
+  if (queue.is_plain() && !has_views) [[likely]]
     return Appended::kGranted;
   return check_op_fully(part, on_host, conflict);
 }
@@ -181,21 +184,20 @@ struct Standing {
   RequestPart* place = nullptr;  // right before this part, which waits for a view of the caller
 };
 
-// If the caller holds views for which other parts wait, its part is inserted before them, because they would
-// wait for each other otherwise. It waits for parts that are granted.
+// If other parts wait for views of the caller or for its ended parts, its part is inserted before them,
+// because they would wait for each other otherwise. It waits for parts that are granted.
 Appended check_views(RequestPart& part, Request& request, Standing* standing, Conflict* conflict) noexcept {
   Queue& queue = *part.queue;
   const bool is_host = request.kind == HolderKind::kCall;
   // Only if it matters, because finding the task takes long.
-  if (is_host && queue.has_bound_views()) request.owner = current_actor();
-  if (queue.is_covered(request.owner, is_host, part.access, part.extent)) {
-    standing->place = queue.first_behind_kept(request.owner, is_host, part.access, part.extent);
+  if (is_host && queue.has_ended_parts()) request.owner = current_actor();
+  part.is_nested = queue.is_in_ended(request.owner, part.access, part.extent);
+  if (part.is_nested || (is_host && queue.is_in_view(part.access, part.extent))) {
+    standing->place = queue.first_behind_own(request.owner, is_host, part.access, part.extent);
     return Appended::kGranted;
   }
-  const RequestPart* const kept =
-      is_host ? queue.first_kept(request.owner, true, part.access, part.extent) : nullptr;
-  if (kept == nullptr || !kept->waits_for_host)
-    return Appended::kGranted;  // the search for deadlocks handles it
+  const RequestPart* const kept = is_host ? queue.first_behind_host(part.access, part.extent) : nullptr;
+  if (kept == nullptr) return Appended::kGranted;  // the search for deadlocks handles the rest
   return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*kept));
 }
 
@@ -221,7 +223,7 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
     if (has.under != nullptr) return Appended::kGranted;
     if (has.grant != kNoGrant) share_grant(queue, has.grant, part);
   }
-  if (!queue.has_parts() && !queue.has_bound_views()) return Appended::kGranted;
+  if (!queue.has_parts()) return Appended::kGranted;
   return check_views(part, request, standing, conflict);
 }
 
@@ -391,20 +393,10 @@ bool remove_and_unlock(RequestPart& part, bool has_written, ReadyList* ready) no
   return has_view;
 }
 
-// After its parts were removed.
-void note_end(const Request& request, bool has_escaped) noexcept {
-  if (!has_escaped || request.kind != HolderKind::kLease) {
-    count_out(request);
-  } else if (request.is_detached.load(std::memory_order_relaxed)) {
-    // The views are bound to the threads that took them. Views of a lease with an owner stay in its count.
-    detail::has_requests_of_others.store(true, std::memory_order_relaxed);
-  }
-}
-
 [[gnu::noinline]] bool release_locked(Request& request, bool has_written) noexcept {
   ReadyList ready;
   const bool has_escaped = remove_and_unlock(request.parts[0], has_written, &ready);
-  note_end(request, has_escaped);
+  count_out(request);
   if (!ready.is_empty()) notify(ready);
   return has_escaped;
 }
@@ -428,7 +420,7 @@ bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
     e.queue->lock.lock();
     has_escaped |= remove_and_unlock(e, has_written, ready);
   }
-  note_end(request, has_escaped);
+  count_out(request);
   return has_escaped;
 }
 
@@ -512,14 +504,6 @@ Appended find_own_part(Queue& queue, View& view, bool may_weaken, RequestPart** 
   return Appended::kGranted;
 }
 
-// True if a view of ordinary code must wait: for a part of another actor, granted or not (conflict), or for a
-// view that is bound to another actor.
-bool must_take_turn(const Queue& queue, const View& view, const RequestPart* conflict) noexcept {
-  if (conflict != nullptr) return true;
-  return queue.bound_conflict(view.access, view.extent) != nullptr &&
-         !queue.is_covered(current_actor(), false, view.access, view.extent);
-}
-
 // For gated memory. With may_weaken the view may become one for reading.
 Appended find_possession(const Queue& queue, View& view, bool may_weaken, Possession* has,
                          Conflict* conflict) noexcept {
@@ -534,7 +518,7 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
 }
 
 // Requires the lock of the queue.
-[[gnu::noinline]] Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
+Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
   if (!queue.is_plain()) [[unlikely]] {
     if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
     if (view.device == nullptr) return refuse(conflict, Conflict::Reason::kOnDevice, {});
@@ -561,35 +545,68 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
       if (checked != Appended::kGranted) return checked;
     }
   }
-  if (has.under == nullptr && (queue.has_parts() || queue.has_bound_views())) {
+  if (has.under == nullptr && queue.has_parts()) {
     // Submitted parts are not in the way of a view on a device: its stream waits for them.
     const RequestPart* const first = queue.is_plain()
                                          ? queue.first_conflict(view.access, view.extent)
                                          : queue.first_unsubmitted_conflict(view.access, view.extent);
-    if (must_take_turn(queue, view, first)) return Appended::kWaiting;
+    if (first != nullptr) return Appended::kWaiting;
   }
   if (is_gated) [[unlikely]] {
     view.grant = has.grant;
     queue.gate()->share(view.grant);
   }
+  if (has.under != nullptr) view.room = std::exchange(this_thread.room, nullptr);
   queue.add_view(&view, has.under);
   return Appended::kGranted;
 }
 
 }  // namespace
 
+namespace {
+
+// Memory for an ended part. Each thread keeps some that is not used.
+bool make_room() noexcept {
+  if (this_thread.room == nullptr) this_thread.room = ::operator new(sizeof(EndedPart), std::nothrow);
+  return this_thread.room != nullptr;
+}
+
+[[gnu::noinline]] void free_room(void* room) noexcept { ::operator delete(room); }
+
+void give_back(void* room) noexcept {
+  static_assert(std::is_trivially_destructible_v<EndedPart>);
+  if (this_thread.keeps_room && this_thread.room == nullptr) {
+    this_thread.room = room;
+  } else {
+    free_room(room);
+  }
+}
+
+// In a queue that is locked, and is unlocked then.
+[[gnu::noinline]] Appended try_open_and_unlock(Queue* queue, View& view, bool may_weaken,
+                                               Conflict* conflict) noexcept {
+  if (this_thread.room == nullptr) [[unlikely]] {
+    queue->lock.unlock();
+    if (!make_room()) return refuse(conflict, Conflict::Reason::kNoMemory, {});
+    queue = &lock_home(*view.home);
+  }
+  const Appended result = try_open(*queue, view, may_weaken, conflict);
+  queue->lock.unlock();
+  return result;
+}
+
+}  // namespace
+
 [[gnu::hot]] Appended try_open_view(View& view, bool may_weaken, Conflict* conflict) noexcept {
-  view.actor = actor_of_task(0);
+  view.thread = this_thread_id();
+  view.number = this_thread.number;
   view.opened_ms = coarse_now_ms();
   Queue& queue = lock_home(*view.home);
-  Appended result = Appended::kGranted;
-  if (queue.is_idle() && this_thread.running == 0) [[likely]] {
-    queue.add_view(&view, nullptr);
-  } else {
-    result = try_open(queue, view, may_weaken, conflict);
-  }
+  if (!queue.is_idle() || this_thread.running != 0) [[unlikely]]
+    return try_open_and_unlock(&queue, view, may_weaken, conflict);
+  queue.add_view(&view, nullptr);
   queue.lock.unlock();
-  return result;
+  return Appended::kGranted;
 }
 
 namespace {
@@ -615,6 +632,7 @@ Queue& lock_queue_of(const View& view) noexcept {
     if (is_left_to_others) queue.gate()->disown(view.grant);
     queue.gate()->leave(std::exchange(view.grant, kNoGrant), view.access == Access::kWrite);
   }
+  if (view.room != nullptr) give_back(std::exchange(view.room, nullptr));
   if (!ready.is_empty()) notify(ready);
 }
 
@@ -646,6 +664,7 @@ void close_view(View& view, Request& rest) noexcept {
   const bool is_left_to_others = rest.is_gated && queue.is_grant_of_others(grant);
   queue.lock.unlock();
   if (is_left_to_others) queue.gate()->disown(grant);
+  if (view.room != nullptr) give_back(std::exchange(view.room, nullptr));
   if (!ready.is_empty()) notify(ready);
 }
 
@@ -697,7 +716,7 @@ std::vector<UsedStream> streams_of_views(Home& home, Access access, const Extent
     const auto visit_list = [&](const View* v) {
       for (; v != nullptr; v = v->next) {
         if (v == self || v->stream == nullptr || !in_conflict(v->access, v->extent, access, extent)) continue;
-        if (found++ < room) streams.push_back({v->device, v->stream, v->actor.thread});
+        if (found++ < room) streams.push_back({v->device, v->stream, v->thread});
       }
     };
     visit_list(queue.first_view());
@@ -722,7 +741,9 @@ bool has_views(const Request& request) noexcept {
     if (!e.is_appended) continue;
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
-    if (e.is_queued && e.next != nullptr && e.next->sequence == e.sequence) return true;
+    const RequestPart* const inner = e.is_queued ? e.next : nullptr;
+    if (inner == nullptr || inner->sequence != e.sequence) continue;
+    if (!inner->is_ended && !inner->is_ahead) return true;
   }
   return false;
 }

@@ -31,6 +31,7 @@ enum class Appended : uint8_t {
 struct Conflict {
   enum class Reason : uint8_t {
     kHostView,      // a view of the host conflicts
+    kNoMemory,      // for the ended part of a view
     kOwnLease,      // the actor's own lease or op allows less: reading, or other bytes
     kUndeclared,    // the body of an op uses memory that the op has not declared
     kWaitsForHost,  // the host would wait for work that waits for a view of the host
@@ -69,8 +70,8 @@ bool append_to_idle(Request& request) noexcept;
 Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noexcept;
 
 // Releases a request that is granted, or that waits and has no waiting caller. True if a view that was taken
-// under it is still open: a view of a lease is bound then, and others wait for it. has_written: false if
-// nothing was written under it, so that the version of its memory does not change.
+// under it is still open: a view of a lease has an ended part then, and others wait for it. has_written:
+// false if nothing was written under it, so that the version of its memory does not change.
 bool release(Request& request, bool has_written = true) noexcept;
 
 // The same, but adds requests that become ready to the list instead of calling become_ready().
@@ -86,7 +87,7 @@ void withdraw(Request& request) noexcept;
 void detach(Request& request) noexcept;
 
 // True if this thread, whose actor waits for a request (null: for all ops), holds no lease, no call and no
-// bound view, so that it is not part of a cycle of waits. False also if that is not known.
+// ended part, so that it is not part of a cycle of waits. False also if that is not known.
 bool has_empty_hands(const Request* awaited) noexcept;
 
 // Opens a view if nothing is in its way. may_weaken: under a lease for reading, a writable view becomes one

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kHelperSliceNs = 1'000'000;  // if the sleeper itself must run ready ops
 constexpr int64_t kViewsNs = 50'000'000;
-constexpr int64_t kBoundViewNs = 1'000'000'000;         // then bound views in the way are reported
+constexpr int64_t kKeptViewNs = 1'000'000'000;          // then views that outlived leases are reported
 constexpr int64_t kMostBetweenLooksNs = 5'000'000'000;  // whatever the period of reports is
 
 std::atomic<const Runner*> runner{nullptr};
@@ -148,10 +148,10 @@ class WaitGraph::Walk {
     return (this->*what).has_value();
   }
 
-  std::optional<Holder> own_lease;  // or bound view, of the node at which the walk started
+  std::optional<Holder> own_lease;  // or ended part, of the node at which the walk started
   std::optional<Holder> host_view;  // for which a visited part waits
   std::optional<Holder> kept_view;  // the same, which no other library has
-  bool is_through_views = false;    // it went over a bound view
+  bool is_through_views = false;    // it went over an ended part
 
  private:
   void follow(const WaitNode& node) { node.waits_for_all ? follow_all() : follow(*node.request); }
@@ -172,34 +172,25 @@ class WaitGraph::Walk {
       if (!part.is_queued || part.is_granted) continue;
       // Parts before seen_to have been visited, from a later part that excludes all others.
       uint64_t& seen_to = part.queue->seen_to(number_);
-      const bool excludes_all = part.access == Access::kWrite && part.queue->are_whole(part, part);
+      const bool excludes_all = part.access == Access::kWrite && part.queue->are_whole(part, part) &&
+                                !part.queue->has_ended_parts();
       for (const RequestPart* e = part.previous; e != nullptr && e->sequence >= seen_to; e = e->previous) {
-        if (e->request != &request && in_conflict(part.access, part.extent, e->access, e->extent)) visit(*e);
+        if (Queue::waits_for(part, *e)) visit(*e);
       }
       if (excludes_all) seen_to = std::max(seen_to, part.sequence);
       for (const RequestPart* e = part.is_ahead ? part.next : nullptr; e != nullptr; e = e->next) {
-        if (e->is_granted && e->request != &request &&
-            in_conflict(part.access, part.extent, e->access, e->extent)) {
-          visit(*e);
-        }
+        if (e->is_granted && Queue::waits_for(part, *e)) visit(*e);
       }
-      part.queue->visit_views_in_the_way(part, [this](const View& view) {
-        if (!host_view) host_view = Holder::of(view);
-        if (!kept_view && !view.is_exported) kept_view = Holder::of(view);
-      });
-      part.queue->visit_bound_views(part, [this](const View& view) { visit(view); });
+      for (const View* v = part.waits_for_host ? part.queue->first_view() : nullptr; v != nullptr;
+           v = v->next) {
+        if (in_conflict(v->access, v->extent, part.access, part.extent)) note(*v, Holder::of(*v));
+      }
     }
   }
 
-  // Requires the lock of the queue of the view.
-  void visit(const View& bound) {
-    if (bound.is_exported) return;
-    is_through_views = true;
-    if (is_from(bound.actor)) {
-      own_lease = Holder::of(bound);
-    } else {
-      add(bound.actor);
-    }
+  void note(const View& view, const Holder& holder) {
+    if (!host_view) host_view = holder;
+    if (!kept_view && !view.is_exported) kept_view = holder;
   }
 
   // Adds the waiters of this actor to those to be followed: its task, and its thread if that sleeps.
@@ -226,6 +217,11 @@ class WaitGraph::Walk {
       request.seen_by = number_;
       request.hold();
       return;
+    }
+    if (part.is_ended) {
+      note(*part.views, Holder::of(part));
+      if (part.views->is_exported) return;
+      is_through_views = true;
     }
     if (request.is_detached.load(std::memory_order_relaxed)) return;
     const Actor owner = request.owner;
@@ -328,14 +324,14 @@ bool CycleSleep::is_cycle(Holder* holder) noexcept {
 bool CycleSleep::is_kept_by_views(Holder* holder) noexcept {
   const int64_t waited = waiter_.waited_ns();
   next_look_ns_ =
-      waited < kBoundViewNs ? kBoundViewNs : std::min(next_report_ns(waited), waited + kMostBetweenLooksNs);
+      waited < kKeptViewNs ? kKeptViewNs : std::min(next_report_ns(waited), waited + kMostBetweenLooksNs);
   WaitGraph& graph = WaitGraph::instance();
   const auto is_alone = wait_hooks().is_alone;
   if (is_alone != nullptr && graph.is_behind_host(node_, false, nullptr) && is_alone(waiter_.token()) != 0 &&
       graph.is_behind_host(node_, true, holder)) {
     return true;
   }
-  if (waited >= kBoundViewNs) report_kept_views(node_);
+  if (waited >= kKeptViewNs) report_kept_views(node_);
   return false;
 }
 

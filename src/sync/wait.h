@@ -53,10 +53,10 @@ class WaitGraph {
   void enter(WaitNode* node) noexcept;
   void leave(WaitNode* node) noexcept;  // does nothing if it is not registered
 
-  // True if this waiter, an actor of this thread, waits for itself; holder is its own lease or bound view
-  // that is in the way. is_through_views: the walk went through a bound view, to which perhaps no object
-  // refers. Does not walk if the thread holds nothing, because each of hundreds of threads that wait for one
-  // array would visit all others.
+  // True if this waiter, an actor of this thread, waits for itself; holder is its own lease or ended part
+  // that is in the way. is_through_views: the walk went through an ended part, to whose view perhaps no
+  // object refers. Does not walk if the thread holds nothing, because each of hundreds of threads that wait
+  // for one array would visit all others.
   bool is_deadlock(const WaitNode& node, Holder* holder, bool* is_through_views = nullptr) noexcept;
   // True if this waiter waits, directly or through others, for the end of a view: holder. is_certain: only
   // views that no other library has. Does not walk if no request waits for views.

@@ -278,6 +278,13 @@ void lease(const Neighbour::Told&) {
     writing.view<double, 1>()(0) = 1;
     const api::Lease nested = a.read();
   }
+  {
+    std::optional<api::Lease> writing(std::in_place, a, api::Access::kWrite);
+    const api::HostView kept(a, api::Access::kWrite);
+    writing.reset();
+    const api::Lease next = a.write();
+    expect(next.view<double, 1>()(0) == 1, "the kept view continues the lease of this thread");
+  }
   const api::Lease reading = a.read();
   expect(reading.view<const double, 1>()(0) == 1, "the value is there");
 }
