@@ -63,7 +63,7 @@ struct PartState {
   bool is_nested : 1 = false;   // an ended part of its owner allows it
   bool holds_memory = false;    // of an op, on memory that is not small
   bool is_submitted = false;    // its work is on a stream and ends with the event of the request
-  // Its neighbours in the queue. Before it is linked: the parts before and behind which it will be inserted.
+  // Its neighbours in the queue. Before it is linked, one may be set: it will be inserted beside that one.
   RequestPart* next = nullptr;
   RequestPart* previous = nullptr;
   View* views = nullptr;  // taken under this part; of an ended part: its view alone

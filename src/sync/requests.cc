@@ -178,22 +178,16 @@ RequestPart* own_part_in(const Queue& queue, const Extent& extent, Access access
   return queue.own_part_for(extent, access);
 }
 
-// The place of a part of synchronous code in the queue; at the end if neither is set.
-struct Standing {
-  RequestPart* under = nullptr;  // right behind this part of the same actor, under which it acts
-  RequestPart* place = nullptr;  // right before this part, which waits for a view of the caller
-};
-
 // If other parts wait for views of the caller or for its ended parts, its part is inserted before them,
 // because they would wait for each other otherwise. It waits for parts that are granted.
-Appended check_views(RequestPart& part, Request& request, Standing* standing, Conflict* conflict) noexcept {
+Appended check_views(RequestPart& part, Request& request, Conflict* conflict) noexcept {
   Queue& queue = *part.queue;
   const bool is_host = request.kind == HolderKind::kCall;
   // Only if it matters, because finding the task takes long.
   if (is_host && queue.has_ended_parts()) request.owner = current_actor();
   part.is_nested = queue.is_in_ended(request.owner, part.access, part.extent);
   if (part.is_nested || (is_host && queue.is_in_view(part.access, part.extent))) {
-    standing->place = queue.first_behind_own(request.owner, is_host, part.access, part.extent);
+    part.next = queue.first_behind_own(request.owner, is_host, part.access, part.extent);
     return Appended::kGranted;
   }
   const RequestPart* const kept = is_host ? queue.first_behind_host(part.access, part.extent) : nullptr;
@@ -201,15 +195,15 @@ Appended check_views(RequestPart& part, Request& request, Standing* standing, Co
   return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*kept));
 }
 
-// Synchronous code: a lease or a call.
-Appended check_synchronous(RequestPart& part, Request& request, Standing* standing,
-                           Conflict* conflict) noexcept {
+// Synchronous code: a lease or a call. Finds the place of its part in the queue: right behind the part under
+// which it acts (part.previous), right before one that waits for the caller (part.next), else the end.
+Appended check_synchronous(RequestPart& part, Request& request, Conflict* conflict) noexcept {
   Queue& queue = *part.queue;
   if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
   if (queue.has_parts()) {
     RequestPart* const own = own_part_in(queue, part.extent, part.access);
     if (own != nullptr && Queue::allows(*own, part.extent, part.access)) {
-      standing->under = own;
+      part.previous = own;
       return Appended::kGranted;
     }
     if (own != nullptr && own->access == Access::kRead && part.access == Access::kWrite) {
@@ -219,12 +213,12 @@ Appended check_synchronous(RequestPart& part, Request& request, Standing* standi
   if (is_undeclared(queue)) return refuse(conflict, Conflict::Reason::kUndeclared, {});
   if (request.kind == HolderKind::kCall && queue.gate() != nullptr) [[unlikely]] {
     const Possession has = possession_in(queue, part.access, part.extent);
-    standing->under = has.under;
+    part.previous = has.under;
     if (has.under != nullptr) return Appended::kGranted;
     if (has.grant != kNoGrant) share_grant(queue, has.grant, part);
   }
   if (!queue.has_parts()) return Appended::kGranted;
-  return check_views(part, request, standing, conflict);
+  return check_views(part, request, conflict);
 }
 
 }  // namespace
@@ -318,7 +312,6 @@ Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noe
   request.is_gated = is_gated;
   if (parts.size() > 1) merge_wholes(parts);
   for (RequestPart& e : parts) {
-    Standing standing;
     if (!e.is_appended) continue;
     Appended checked = Appended::kGranted;
     if (is_gated) [[unlikely]] {
@@ -327,12 +320,9 @@ Appended append_locked(Request& request, OnHost on_host, Conflict* conflict) noe
     }
     if (checked == Appended::kGranted) [[likely]] {
       checked = request.kind == HolderKind::kOp ? check_op(e, on_host, conflict)
-                                                : check_synchronous(e, request, &standing, conflict);
+                                                : check_synchronous(e, request, conflict);
     }
-    e.previous = standing.under;
-    e.next = standing.place;
-    e.is_overwriting =
-        standing.under != nullptr && (standing.under->is_overwrite || standing.under->is_overwriting);
+    e.is_overwriting = e.previous != nullptr && (e.previous->is_overwrite || e.previous->is_overwriting);
     if (checked == Appended::kGranted) continue;
     if (conflict != nullptr) conflict->part = &e;
     unlock_queues(parts);
