@@ -590,9 +590,10 @@ class Accesses {
 RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access,
                                      const Extent& extent) const noexcept {
   if (views_ == nullptr && view_requests_ == 0 && ended_ == 0) return nullptr;
-  const RequestPart* waiting = head_;
-  while (waiting != nullptr && waiting->is_granted) waiting = waiting->next;
-  if (waiting == nullptr) return nullptr;
+  const auto is_candidate = [&](const RequestPart& e) {
+    return !e.is_granted && in_conflict(access, extent, e.access, e.extent);
+  };
+  if (first_near(extent, is_candidate) == nullptr) return nullptr;  // the usual case
   Accesses own, kept;
   for (const RequestPart* e = ended_ != 0 ? head_ : nullptr; e != nullptr; e = e->next) {
     if (e->is_ended && e->request->owner.includes(actor)) own.add(e->access, e->extent);
