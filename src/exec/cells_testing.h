@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <initializer_list>
 #include <mutex>
@@ -16,6 +17,9 @@
 #include "exec/engine.h"
 
 namespace tenon::impl {
+
+// A timeout for waits that would hang if a law is broken. It is not a limit on speed.
+constexpr int64_t kWatchdogNs = 600'000'000'000;
 
 // Memory of eight bytes with a queue of its own.
 struct Cell {
@@ -189,6 +193,29 @@ class CellLease {
   bool is_held_ = false;
 };
 
+// A synchronous call over some cells.
+class CellCall {
+ public:
+  explicit CellCall(std::initializer_list<Wanted> wanted)
+      : request_(HolderKind::kCall, std::span(parts_).first(wanted.size())) {
+    size_t i = 0;
+    for (const Wanted& w : wanted) describe(w, parts_[i++]);
+    request_.owner = actor_of_task(0);
+  }
+  bool begin(Conflict* conflict, int64_t timeout_ns = kWatchdogNs) {
+    return is_held_ = request_.acquire(Deadline(timeout_ns), conflict);
+  }
+  void end() {
+    if (std::exchange(is_held_, false)) impl::release(request_);
+  }
+  ~CellCall() { end(); }
+
+ private:
+  std::array<RequestPart, 2> parts_;
+  BlockingRequest request_;
+  bool is_held_ = false;
+};
+
 inline void describe(const Wanted& wanted, View& view) {
   view.home = &wanted.cell->home;
   view.extent = extent_of(wanted);
@@ -233,8 +260,5 @@ inline void await_parts(Cell& cell, size_t n) {
   };
   while (count() < n) std::this_thread::yield();
 }
-
-// A timeout for waits that would hang if a law is broken. It is not a limit on speed.
-constexpr int64_t kWatchdogNs = 600'000'000'000;
 
 }  // namespace tenon::impl

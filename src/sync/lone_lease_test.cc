@@ -53,28 +53,7 @@ class LoneLease : public testing::Test {
   Conflict conflict;
 };
 
-// A synchronous call over some cells.
-class Call {
- public:
-  explicit Call(std::initializer_list<Wanted> wanted)
-      : request_(HolderKind::kCall, std::span(parts_).first(wanted.size())) {
-    size_t i = 0;
-    for (const Wanted& w : wanted) describe(w, parts_[i++]);
-    request_.owner = actor_of_task(0);
-  }
-  bool begin(Conflict* conflict, int64_t timeout_ns = kWatchdogNs) {
-    return is_held_ = request_.acquire(Deadline(timeout_ns), conflict);
-  }
-  void end() {
-    if (std::exchange(is_held_, false)) impl::release(request_);
-  }
-  ~Call() { end(); }
-
- private:
-  std::array<RequestPart, 2> parts_;
-  BlockingRequest request_;
-  bool is_held_ = false;
-};
+using Call = CellCall;
 
 Conflict::Reason refused_in_another_thread(const std::function<bool(Conflict*)>& attempt) {
   Conflict::Reason reason{};
