@@ -49,6 +49,7 @@ bool join_view(Request& request, RequestPart& part) noexcept {
     if (view == nullptr) return false;
     queue.gate()->share(view->grant);
     part.grant = view->grant;
+    part.needs_grant = false;
   }
   return spread_grant(request, part);
 }

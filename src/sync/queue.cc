@@ -473,8 +473,10 @@ bool Queue::is_grant_of_others(GrantId grant) const noexcept {
   };
   if (is_of_own_view(views_)) return false;
   for (const RequestPart* e = head_; e != nullptr; e = e->next) {
-    if ((e->grant == grant && !e->is_submitted) || is_of_own_view(e->views)) return false;
-    is_any |= e->grant == grant;
+    // Its gate may be about to write the grant of a part that needs one.
+    const bool has_it = !e->needs_grant && e->grant == grant;
+    if ((has_it && !e->is_submitted) || is_of_own_view(e->views)) return false;
+    is_any |= has_it;
   }
   return is_any;
 }

@@ -230,7 +230,9 @@ bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to
       *is_to_report = !std::exchange(e->views->is_reported, true);
     }
     for (const View* v = queue.first_view(); v != nullptr; v = v->next) take(*v);
-    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) take(*e);
+    for (const RequestPart* e = queue.first(); e != nullptr; e = e->next) {
+      if (!e->needs_grant) take(*e);
+    }
   });
   return is_found;
 }
