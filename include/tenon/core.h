@@ -460,6 +460,10 @@ typedef struct tenon_holder {
 /* Writes at most n holders (the queue, views, other processes). Returns the total number. */
 TENON_API int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out);
 
+/* 1: a view that shows bytes of the array was taken under a lease or a call of this thread, or in the op that
+ * it runs, and is still open. The lease may have ended. \since 0.6 */
+TENON_API int32_t tenon_array_has_own_views(tenon_array* array);
+
 /* Hooks for the runtime of a language with its own lock and signal handlers. Each may be NULL. */
 typedef struct tenon_wait_hooks {
   uint32_t struct_size;

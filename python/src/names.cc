@@ -3,14 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
-#include <map>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "addresses.h"
 #include "callbacks.h"
 #include "counts.h"
 #include "frames.h"
@@ -252,64 +249,12 @@ bool has_only_names_anywhere(PyObject* object, PyObject* holder, PyObject* block
 
 Py_ssize_t n_unsettled = 0;  // under the GIL
 
-// The bytes that views show which have outlived their blocks, with the numbers of these views. Under the GIL.
-// Ranges are disjoint: those that overlap are joined. So a look takes no longer beside views of other bytes.
-class OutlivedViews {
- public:
-  using Numbers = std::vector<uintptr_t>;
-
-  void add(uintptr_t begin, uintptr_t end, uintptr_t number) {
-    if (begin >= end) return;
-    Numbers numbers{number};
-    auto range = first_behind(begin);
-    while (range != ranges_.end() && range->first < end) {
-      begin = std::min(begin, range->first);
-      end = std::max(end, range->second.end);
-      numbers.insert(numbers.end(), range->second.numbers.begin(), range->second.numbers.end());
-      range = ranges_.erase(range);
-    }
-    ranges_.try_emplace(begin, Range{end, std::move(numbers)});
-  }
-  void remove(uintptr_t begin, uintptr_t number) noexcept {
-    const auto range = first_behind(begin);
-    if (range == ranges_.end()) return;
-    std::erase(range->second.numbers, number);
-    if (range->second.numbers.empty()) ranges_.erase(range);
-  }
-  bool has(uintptr_t begin, uintptr_t end) noexcept {
-    const auto range = first_behind(begin);
-    return range != ranges_.end() && range->first < end;
-  }
-  Numbers on(uintptr_t begin, uintptr_t end) {
-    Numbers numbers;
-    for (auto range = first_behind(begin); range != ranges_.end() && range->first < end; ++range)
-      numbers.insert(numbers.end(), range->second.numbers.begin(), range->second.numbers.end());
-    return numbers;
-  }
-
- private:
-  struct Range {
-    uintptr_t end;
-    Numbers numbers;
-  };
-  using Ranges = std::map<uintptr_t, Range>;  // by their begin
-
-  // The first one that ends behind the address.
-  Ranges::iterator first_behind(uintptr_t address) noexcept {
-    auto range = ranges_.upper_bound(address);
-    if (range != ranges_.begin() && std::prev(range)->second.end > address) --range;
-    return range;
-  }
-
-  Ranges ranges_;
-};
-OutlivedViews& outlived_views = *new OutlivedViews;  // never destroyed: weak references end later
+Py_ssize_t n_outlived = 0;  // under the GIL
 
 }  // namespace
 
 bool has_outlived_views(PyObject* array) noexcept {
-  const auto [begin, end] = addresses_of(desc_of(array));
-  return outlived_views.has(begin, end);
+  return n_outlived != 0 && tenon_array_has_own_views(array_of(array)) != 0;
 }
 
 void settle_views() {
@@ -329,23 +274,12 @@ void add_names(nb::module_& module) {
       "note_unsettled", [](Py_ssize_t n) { n_unsettled = n; }, nb::arg("n"),
       "How many views that have ended still hold their memory: waits look at them again.");
   module.def(
-      "note_outlived",
-      [](uintptr_t begin, uintptr_t end, uintptr_t number) { outlived_views.add(begin, end, number); },
-      nb::arg("begin"), nb::arg("end"), nb::arg("number"),
-      "A view of these bytes has outlived a block that wrote: further blocks that write them look for it.");
+      "note_outlived", [](Py_ssize_t n) { n_outlived = n; }, nb::arg("n"),
+      "How many blocks that wrote have left something that shows their bytes: further blocks look for it.");
   module.def(
-      "forget_outlived", [](uintptr_t begin, uintptr_t number) { outlived_views.remove(begin, number); },
-      nb::arg("begin"), nb::arg("number"), "That view is gone.");
-  module.def(
-      "outlived_on",
-      [](const Array& array) {
-        const auto [begin, end] = addresses_of(array.desc());
-        nb::list numbers;
-        for (const uintptr_t number : outlived_views.on(begin, end)) numbers.append(number);
-        return numbers;
-      },
-      nb::arg("array"), nb::sig("def outlived_on(array: NDArray) -> list[int]"),
-      "The numbers of the views that may show bytes of the array.");
+      "may_change_outlived", [](const Array& array) { return tenon_array_has_own_views(array.get()) != 0; },
+      nb::arg("array"), nb::sig("def may_change_outlived(array: NDArray) -> bool"),
+      "Something may show bytes of the array that a block or lease of this thread has left.");
   module.def(
       "set_plain_types", [](const nb::object& types) { plain_types = nb::object(types).release().ptr(); },
       nb::arg("types"), nb::sig("def set_plain_types(types: frozenset[type]) -> None"),

@@ -28,7 +28,7 @@ bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search, Py
 // Requires the GIL. Throws nb::python_error.
 void settle_views();
 
-// Whether a view of a block that wrote has outlived it, and may show bytes of the NDArray. Requires the GIL.
+// Whether a view of a block that wrote may have outlived it and show bytes of the NDArray. Requires the GIL.
 bool has_outlived_views(PyObject* array) noexcept;
 
 void add_names(nb::module_& module);

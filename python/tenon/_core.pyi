@@ -894,16 +894,15 @@ def note_unsettled(n: int) -> None:
     How many views that have ended still hold their memory: waits look at them again.
     """
 
-def note_outlived(begin: int, end: int, number: int) -> None:
+def note_outlived(n: int) -> None:
     """
-    A view of these bytes has outlived a block that wrote: further blocks that write them look for it.
+    How many blocks that wrote have left something that shows their bytes: further blocks look for it.
     """
 
-def forget_outlived(begin: int, number: int) -> None:
-    """That view is gone."""
-
-def outlived_on(array: NDArray) -> list[int]:
-    """The numbers of the views that may show bytes of the array."""
+def may_change_outlived(array: NDArray) -> _bool:
+    """
+    Something may show bytes of the array that a block or lease of this thread has left.
+    """
 
 def set_plain_types(types: frozenset[type]) -> None:
     """

@@ -151,6 +151,13 @@ int32_t tenon_array_holders(tenon_array* array, int32_t n, tenon_holder* out) {
   return count;
 }
 
+int32_t tenon_array_has_own_views(tenon_array* array) {
+  Queue& queue = lock_home(capi::unwrap(array)->storage().home());
+  const bool has_one = queue.has_views_of(this_thread_id(), capi::unwrap(array)->extent());
+  queue.lock.unlock();
+  return has_one ? 1 : 0;
+}
+
 void tenon_set_wait_hooks(const tenon_wait_hooks* hooks) {
   if (hooks == nullptr || hooks->struct_size < offsetof(tenon_wait_hooks, enter)) return;
   const bool has_lock =

@@ -579,6 +579,29 @@ TEST_F(OutlivedView, AThreadIsKnownToHoldNothingWhenItHasClosedIt) {
   });
 }
 
+TEST_F(OutlivedView, ItsThreadKnowsThatItHasOneOfTheseBytes) {
+  const auto has_one = [&](size_t begin, size_t end) {
+    const std::scoped_lock lock(cell.queue.lock);
+    return cell.queue.has_views_of(this_thread_id(), extent_of(read(cell, begin, end)));
+  };
+  Sight raw(write(cell)), view(read(cell, 0, 4));
+  ASSERT_TRUE(raw.open(&conflict));
+  {
+    CellLease outer(write(cell));
+    ASSERT_TRUE(outer.acquire(&conflict));
+    EXPECT_FALSE(has_one(0, 8)) << "the other one was not taken under a lease";
+    CellLease inner(write(cell));
+    ASSERT_TRUE(inner.acquire(&conflict) && view.open(&conflict));
+    inner.release();
+    EXPECT_TRUE(has_one(0, 8)) << "it is under the outer lease";
+  }
+  EXPECT_TRUE(has_one(3, 5));
+  EXPECT_FALSE(has_one(4, 8));
+  in_another_thread([&] { EXPECT_FALSE(has_one(0, 8)); });
+  view.close();
+  EXPECT_FALSE(has_one(0, 8));
+}
+
 TEST_F(OutlivedView, OneThatKeepsOthersWaitingForASecondIsReportedOnce) {
   Sight view(write(cell), "train.py:12");
   bind(view, write(cell));

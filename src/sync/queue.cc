@@ -510,6 +510,17 @@ const RequestPart* Queue::ended_conflict(Access access, const Extent& extent) co
   });
 }
 
+bool Queue::has_views_of(uint32_t thread, const Extent& extent) const noexcept {
+  const auto has_one = [&](const RequestPart& e) {
+    const bool is_op = e.request->kind == HolderKind::kOp;
+    if (is_op ? e.request != this_thread.running_request : e.request->owner.thread != thread) return false;
+    const View* v = e.views;
+    while (v != nullptr && !v->extent.overlaps(extent)) v = v->next;
+    return v != nullptr;
+  };
+  return first_near(extent, has_one) != nullptr;
+}
+
 const View* Queue::first_writer(const Extent& extent) const noexcept {
   const auto find = [&extent](const View* v) {
     while (v != nullptr && (v->access != Access::kWrite || !v->extent.overlaps(extent))) v = v->next;

@@ -215,6 +215,8 @@ class Queue : public QueueBase {
            !(earlier.is_submitted && later.request->is_on_stream() && !later.is_for_host) &&
            !(earlier.is_ended && ignores_ended(later, earlier));
   }
+  // A view of these bytes was taken under a part of this thread, also if that part has ended.
+  bool has_views_of(uint32_t thread, const Extent& extent) const noexcept;
   // An overlapping view for writing, of the host or under a part; or null.
   const View* first_writer(const Extent& extent) const noexcept;
   // An ended part of this actor allows the access.

@@ -24,6 +24,7 @@ static tenon_lease_options lease_for(int32_t access) {
 static void leases(void) {
   tenon_error error = TENON_ERROR_INIT;
   tenon_lease lease = TENON_LEASE_INIT, nested = TENON_LEASE_INIT;
+  tenon_view view = TENON_VIEW_INIT;
   tenon_lease_options writing = lease_for(TENON_WRITE), reading = lease_for(TENON_READ);
   tenon_array *array = client_counting(2, 2), *fixed = NULL;
   tenon_holder holders[4];
@@ -37,7 +38,16 @@ static void leases(void) {
   OK(tenon_lease_acquire(&nested, array, &reading, &error));
   CHECK(tenon_lease_release(&nested) == 0);
   elements(array)[0] = 5;
+  CHECK(tenon_array_has_own_views(array) == 0);
+  OK(tenon_view_open(&view, array, TENON_WRITE, NULL, &error));
+  CHECK(tenon_array_has_own_views(array) == 1);
+  CHECK(tenon_lease_release(&lease) != 0);
   CHECK(tenon_lease_release(&lease) == 0);
+  CHECK(tenon_array_has_own_views(array) == 1 && tenon_array_has_own_views(fixed) == 1);
+  CHECK(tenon_array_holders(array, 4, holders) == 1 && holders[0].kind == TENON_HOLDER_VIEW);
+  OK(tenon_lease_acquire(&lease, array, &writing, &error));
+  tenon_view_close(&view);
+  CHECK(tenon_array_has_own_views(array) == 0);
   CHECK(tenon_lease_release(&lease) == 0);
   CHECK(tenon_array_holders(array, 4, holders) == 0);
   OK(tenon_lease_acquire(&lease, array, &reading, &error));

@@ -256,8 +256,10 @@ class Use:
         if self._lease is not None:
             raise RuntimeError("a block cannot be entered a second time: call use() again")
         self._arena._check_dtypes(self._layout)
-        if outlived and self._is_write and self._arena.active == self._layout:  # else it is refused
-            heed_outlived(self._arena._data)
+        arena = self._arena
+        is_allowed = self._is_write and arena.active == self._layout  # another layout is refused
+        if outlived and is_allowed and _core.may_change_outlived(arena._data):
+            heed_outlived(arena._data)
         ignores = self._on_owner_died == "ignore"
         self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
         return self._lease

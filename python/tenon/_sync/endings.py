@@ -216,23 +216,20 @@ def _end_views(
 def _note_outlived(roots: list[Any], frame: FrameType | None, is_near: bool) -> None:
     key = id(roots[0])
     site = _core.site_at(frame) if frame is not None else None
-    begin, end = _core.addresses(roots[0])
     outlived[key] = Outlived(
         weakref.ref(roots[0], lambda _: _forget_outlived(key)),
-        begin,
-        end,
+        *_core.addresses(roots[0]),
         this_thread(),
         number_of(current_task()),
         site or "a line that is not known",
         is_near,
     )
-    _core.note_outlived(begin, end, key)
+    _core.note_outlived(len(outlived))
 
 
 def _forget_outlived(key: int) -> None:
-    one = outlived.pop(key, None)
-    if one is not None:
-        _core.forget_outlived(one.begin, key)
+    if outlived.pop(key, None) is not None:
+        _core.note_outlived(len(outlived))
 
 
 # --- views that are unsettled

@@ -67,7 +67,7 @@ class Lease:
         self.array = array
         self.mode = mode
         check_on_owner_died(on_owner_died)
-        if outlived and mode == "w":
+        if outlived and mode == "w" and _core.may_change_outlived(array):
             heed_outlived(array)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
         self._task = current_task()
@@ -231,15 +231,12 @@ def _is_error() -> bool:
 
 def _outlived_on(array: NDArray) -> list[Outlived]:
     """What the caller's own blocks have left on these bytes."""
-    keys = _core.outlived_on(array)
-    if not keys:
-        return []
     begin, end = _core.addresses(array)
     thread, task = this_thread(), number_of(current_task())
     return [
         one
-        for one in map(outlived.get, keys)
-        if one and one.begin < end and begin < one.end and one.thread is thread and one.task in (0, task)
+        for one in list(outlived.values())
+        if one.begin < end and begin < one.end and one.thread is thread and one.task in (0, task)
     ]
 
 
