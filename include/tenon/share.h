@@ -66,16 +66,24 @@ typedef struct tenon_handle {
 } tenon_handle;
 
 /* Creates a handle. It keeps the memory until a process has opened it, or this process has ended.
- * tenon_handle_limit and tenon_shared_revoke shorten this time. Fails with TYPE (the array is not shared). */
+ * tenon_handle_limit and tenon_shared_revoke shorten this time. Fails with TYPE (the array is not shared),
+ * NO_MEMORY (4,096 handles of other arrays in the same memory are unopened), SYSTEM. */
 TENON_API tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, tenon_error* error);
 
 /* Limits how long a handle of this process keeps the memory: while the process receiver runs (0: any process
  * may receive it), and at most timeout_ns (< 0: no limit; 0: not any more). The memory is freed within one
  * second. Opening the handle later succeeds if some process has the array then. Fails with NOT_FOUND (there
- * is no process receiver), VALUE (this process has not sent the handle; or 24 handles of the array were
+ * is no process receiver), VALUE (this process has not sent the handle), NO_MEMORY (4,096 handles were
  * unopened when it was made: then only tenon_shared_revoke ends it). */
 TENON_API tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, int64_t timeout_ns,
                                           tenon_error* error);
+
+/* Lets so many processes open a handle of this process, and writes that into the handle: it keeps the memory
+ * until then, and further processes fail with GONE. opens 0: any number, until the handle is revoked or this
+ * process has ended. A second open in one process is not counted; one by a process that dies afterwards is.
+ * Without this call, the first open ends what the handle keeps, and it can be opened as long as some process
+ * has the array. Fails with VALUE (this process has not sent the handle, or it has ended). \since 0.6 */
+TENON_API tenon_status tenon_handle_set_opens(tenon_handle* handle, uint32_t opens, tenon_error* error);
 
 /* Ends the effect of all unopened handles of the array that this process has sent: they do not keep the
  * memory any more. count receives their number; may be NULL. Fails with TYPE (the array is not shared). */
@@ -84,7 +92,7 @@ TENON_API tenon_status tenon_shared_revoke(tenon_array* array, uint32_t* count, 
 /* Opens a handle on the same machine, as the same user. A handle can be opened several times while the memory
  * exists. Fails with NOT_FOUND (no process has the array any more; another machine, user or PID namespace; on
  * a device: the process that created it has ended, or this one does not see the device), VALUE (the bytes are
- * not a handle), NO_MEMORY, SYSTEM. */
+ * not a handle), GONE (with tenon_handle_set_opens; op_code: TENON_GONE_*), NO_MEMORY, SYSTEM. */
 TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, tenon_array** out,
                                          tenon_error* error);
 /* The same for transports whose receiver must not fail: if the array cannot be opened, *out is an array of
@@ -92,13 +100,13 @@ TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, teno
  * bytes are not a handle), NO_MEMORY. \since 0.6 */
 TENON_API tenon_status tenon_shared_receive(const void* data, uint64_t nbytes, tenon_array** out,
                                             tenon_error* error);
-/* Keeps the memory of a handle that another process has sent, and that may end, in place of that process:
- * until a process opens the handle, or timeout_ns have passed. is_kept receives 0 if it was opened already;
- * may be NULL. A handle that tenon_handle_limit refuses for its number is kept until this process ends. Fails
- * as tenon_shared_open. \since 0.6 */
+/* Keeps the memory of a handle that another process has sent, and that may end, beside that process: until
+ * the handle has ended, or timeout_ns have passed (< 0: no limit). is_kept receives 0 if it has ended
+ * already; may be NULL. Fails as tenon_shared_open, but not with GONE. \since 0.6 */
 TENON_API tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns,
                                               int32_t* is_kept, tenon_error* error);
-/* 1: no process has opened a handle that this process has sent, so it keeps the memory. \since 0.6 */
+/* 1: a handle that this process has sent keeps the memory: as many processes as may have not opened it yet.
+ * \since 0.6 */
 TENON_API int32_t tenon_handle_is_unopened(const void* data, uint64_t nbytes);
 
 /* ------------------------------------------------------------------------ turns between processes */

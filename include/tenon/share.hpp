@@ -85,6 +85,15 @@ inline void limit_handle(std::span<const std::byte> handle, uint32_t receiver,
   std::memcpy(given.data, handle.data(), given.nbytes);
   call(tenon_handle_limit, &given, receiver, timeout.count());
 }
+// Lets so many processes open a handle of this process (0: any number), and writes that into the handle. A
+// further process gets GONE. Fails with VALUE.
+inline void set_opens(std::span<std::byte> handle, uint32_t opens) {
+  tenon_handle given{};
+  given.nbytes = static_cast<uint32_t>(std::min(handle.size(), sizeof given.data));
+  std::memcpy(given.data, handle.data(), given.nbytes);
+  call(tenon_handle_set_opens, &given, opens);
+  std::memcpy(handle.data(), given.data, given.nbytes);
+}
 // Ends the effect of all unopened handles of the array that this process has sent. Returns their number.
 inline uint32_t revoke_handles(const Array& array) {
   return detail::call_for<uint32_t>(tenon_shared_revoke, array.get());

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "devices.h"
 #include "dims.h"
@@ -68,6 +69,13 @@ void limit_sent(nb::bytes handle, uint32_t receiver, Seconds timeout) {
   limit_handle(bytes, receiver, after);
 }
 
+nb::bytes set_handle_opens(nb::bytes handle, uint32_t opens) {
+  const auto* const begin = static_cast<const std::byte*>(handle.data());
+  std::vector<std::byte> bytes(begin, begin + handle.size());
+  set_opens(bytes, opens);
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
 std::optional<double> set_timeout(Seconds seconds) {
   const int64_t before = tenon_set_lock_timeout(seconds.nanoseconds("seconds"));
   if (before < 0) return std::nullopt;
@@ -102,6 +110,8 @@ void add_share(nb::module_& module) {
              nb::sig("def is_handle_unopened(handle: bytes) -> bool"));
   module.def("limit_handle", limit_sent, nb::arg("handle"), nb::arg("receiver"), nb::arg("timeout").none(),
              nb::sig("def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None"));
+  module.def("set_handle_opens", set_handle_opens, nb::arg("handle"), nb::arg("opens"),
+             nb::sig("def set_handle_opens(handle: bytes, opens: int) -> bytes"));
   module.def(
       "revoke_handles", [](const Array& array) { return revoke_handles(array); }, nb::arg("array"),
       "Revokes the handles (pickles) of a shared array that this process has made and that no process has "

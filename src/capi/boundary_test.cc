@@ -101,6 +101,7 @@ const std::map<std::string, Call>& entries() {
       ENTRY(tenon_op_wait),
       ENTRY(tenon_op_on_done),
       ENTRY(tenon_handle_limit),
+      ENTRY(tenon_handle_set_opens),
       ENTRY(tenon_shared_revoke),
       ENTRY(tenon_call_begin),
       ENTRY(tenon_await_begin),

@@ -60,12 +60,11 @@ char* document_out(Json json) {
   return copy;
 }
 
-HandleLimits limits_of(const os::Process& receiver, int64_t timeout_ns) noexcept {
-  HandleLimits limits{receiver};
-  if (timeout_ns >= 0 && __builtin_add_overflow(now_ns(), timeout_ns, &limits.until_ns)) {
-    limits.until_ns = INT64_MAX;
-  }
-  return limits;
+// 0: no limit.
+int64_t until(int64_t timeout_ns) noexcept {
+  int64_t until_ns = 0;
+  if (timeout_ns < 0) return 0;
+  return __builtin_add_overflow(now_ns(), timeout_ns, &until_ns) ? INT64_MAX : until_ns;
 }
 
 }  // namespace
@@ -119,7 +118,15 @@ tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, i
     }
     const size_t nbytes = std::min<size_t>(handle->nbytes, sizeof handle->data);
     Segments::instance().limit({reinterpret_cast<const std::byte*>(handle->data), nbytes},
-                               limits_of(process, timeout_ns));
+                               {process, until(timeout_ns)});
+  });
+}
+
+tenon_status tenon_handle_set_opens(tenon_handle* handle, uint32_t opens, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(handle, "handle");
+    const size_t nbytes = std::min<size_t>(handle->nbytes, sizeof handle->data);
+    Segments::instance().set_opens({reinterpret_cast<std::byte*>(handle->data), nbytes}, opens);
   });
 }
 
@@ -152,7 +159,7 @@ tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t t
   return guarded(error, [&] {
     not_null(data, "data");
     const std::span handle{static_cast<const std::byte*>(data), nbytes};
-    const bool has_it = Segments::instance().take_over(handle, limits_of({}, timeout_ns));
+    const bool has_it = Segments::instance().take_over(handle, until(timeout_ns));
     if (is_kept != nullptr) *is_kept = has_it ? 1 : 0;
   });
 }

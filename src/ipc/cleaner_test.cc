@@ -282,7 +282,7 @@ TEST(Cleaner, FreesWhatALaterDeathGivesUp) {
   Survivor survivor(path_of(owner.segment()));
   StandIn other{owner};
   ASSERT_TRUE(other.use(5));
-  ASSERT_NE(other.segment().send(6), 0U);
+  ASSERT_NE(other.segment().send(6).record, Segment::kNone);
   owner.die();
   clean_up(*survivor.segment);
   EXPECT_EQ(look(survivor.segment->block(5).state), BlockState::kUsed);

@@ -161,8 +161,10 @@ Left what_is_left() {
       const Block& block = control.block(i);
       left.blocks += look(block.state) == BlockState::kUsed ? 1 : 0;
       visit_bits(block.users, [&](uint32_t) { ++left.users; });
-      for (const auto& number : block.sent) left.sent += look(number) != 0 ? 1 : 0;
-      left.sent += count_of_sent_more(look(block.sent_more));
+    }
+    for (uint32_t i = 0; i < control.used_messages(); ++i) {
+      const uint64_t word = look(control.message(i).word);
+      left.sent += MessageWord::status(word) == MessageStatus::kLive ? 1 : 0;
     }
   });
   return left;

@@ -12,9 +12,11 @@
 
 #include "array/dtype.h"
 #include "base/os.h"
-#include "ipc/layout.h"
+#include "ipc/segment.h"
 
 namespace tenon::impl {
+
+constexpr uint32_t kCountedOpens = 1u << 30;  // only so many processes may open it
 
 // The part of fixed size, in the byte order of this machine: handles do not go to other machines.
 struct HandleHead {
@@ -29,11 +31,11 @@ struct HandleHead {
   int32_t fd = -1;   // of the sender
   uint32_t block = 0;
   uint32_t generation = 0;
-  uint32_t number = 0;  // keeps the storage until the handle is opened: Segment::send
+  uint32_t record = 0;  // of the message that keeps the storage: Segment::send
   DType dtype;
-  uint32_t flags = 0;
+  uint32_t flags = 0;  // TENON_READONLY, TENON_SUBBYTE_PADDED, kCountedOpens
   int32_t ndim = 0;
-  uint32_t reserved = 0;
+  uint32_t message = 0;  // the generation of the record
 };
 static_assert(sizeof(HandleHead) == 96);
 
@@ -44,6 +46,8 @@ struct ArrayHandle : HandleHead {
   std::vector<int64_t> strides;  // in elements
 
   os::Process sender() const { return {pid, start}; }
+  MessageId sent() const noexcept { return {record, message}; }
+  bool has_counted_opens() const noexcept { return (flags & kCountedOpens) != 0; }
 
   std::string encode() const;
   // Fails with kValue.

@@ -71,9 +71,13 @@ class Inspection {
     memory_.read(kBlocksAt, copy_->data() + kBlocksAt, used * kBlockStride);
     for (uint32_t p = 0; p < control_.used_places(); ++p) look_at_place(p);
     look_at_creator();
+    const uint32_t messages = control_.used_messages();
+    const uint64_t messages_at = impl::messages_at(header_.blocks);
+    memory_.read(messages_at, copy_->data() + messages_at, messages * kMessageStride);
+    for (uint32_t i = 0; i < messages; ++i) look_at_message(i);
+    std::ranges::sort(report_.messages, std::greater(), &MessageReport::age_ns);
     for (uint32_t b = 0; b < used; ++b) look_at_block(b);
     look_for_channel();
-    look_at_messages();
     report_.kind = kind();
   }
 
@@ -176,22 +180,10 @@ class Inspection {
     visit_bits(block.users, [&](uint32_t p) {
       if (pids_.contains(p)) array.users.push_back(pids_[p]);
     });
-    look_at_sent(block, &array);
+    for (const auto& [place, sent] : sent_[b]) array.sent.push_back(sent);
     if (const auto found = deaths_.find(b); found != deaths_.end()) array.deaths = found->second;
     look_for_arena(&array);
     report_.arrays.push_back(std::move(array));
-  }
-
-  void look_at_sent(const Block& block, ArrayReport* array) {
-    std::map<uint32_t, uint32_t> counts;
-    for (const auto& entry : block.sent) {
-      const uint32_t number = look(entry);
-      if (number != 0) ++counts[SentNumber::participant(number)];
-    }
-    for (const auto& [p, count] : counts) {
-      array->sent.push_back({p, pids_.contains(p) ? pids_[p] : 0, count});
-    }
-    array->sent_more = count_of_sent_more(look(block.sent_more));
   }
 
   // The bytes of an array that lie in the file, at most `most` of them. Null: none can be read.
@@ -231,39 +223,44 @@ class Inspection {
     array->arena = std::move(arena);
   }
 
-  void look_at_messages() {
-    if (header_.messages == 0) return;
-    const auto head = std::make_unique<FileBytes>(sizeof(PoolHead));
-    memory_.read(pool_head_at(header_.blocks), head->data(), sizeof(PoolHead));
-    const uint32_t used =
-        std::min(look(reinterpret_cast<const PoolHead*>(head->data())->records_used), header_.messages);
-    if (used == 0) return;
-    const auto bytes = std::make_unique<FileBytes>(used * sizeof(MessageRecord));
-    memory_.read(messages_at(header_.blocks), bytes->data(), bytes->size());
-    const auto* const records = reinterpret_cast<const MessageRecord*>(bytes->data());
-    const int64_t now = now_ns();
-    for (uint32_t i = 0; i < used; ++i) {
-      const MessageRecord& record = records[i];
-      const uint64_t word = look(record.word);
-      if (MessageWord::status(word) != MessageStatus::kLive) continue;
-      MessageReport message;
-      message.record = i;
-      message.nbytes = record.nbytes.load(std::memory_order_relaxed);
-      if (MessageWord::opens(word) != MessageWord::kNoLimit) message.opens_left = MessageWord::opens(word);
-      message.age_ns = age_of(record.since_ns.load(std::memory_order_relaxed));
-      const int64_t until = record.until_ns.load(std::memory_order_relaxed);
-      if (until != 0) message.left_ns = std::max<int64_t>(until - now, 0);
-      const uint64_t keeper = look(record.keeper);
-      if (keeper == 0) {
-        message.keeper = header_.creator_pid;
-      } else if (const auto at = pids_.find(Keeper::participant(keeper)); at != pids_.end()) {
-        message.keeper = at->second;
-      }
-      message.site = site_of(record);
-      message.is_handed_over = record.is_handed_over.load(std::memory_order_relaxed) != 0;
-      report_.messages.push_back(std::move(message));
+  // The place of a process that sends or keeps messages; null: it is another's now.
+  const PlaceReport* place_of(uint64_t keeper) const {
+    const uint32_t p = Keeper::participant(keeper);
+    const auto at = std::ranges::find(report_.places, p, &PlaceReport::index);
+    const bool is_its = keeper != 0 && at != report_.places.end() &&
+                        look(control_.place(p).generation) == Keeper::generation(keeper);
+    return is_its ? &*at : nullptr;
+  }
+
+  void look_at_message(uint32_t i) {
+    const MessageRecord& record = control_.message(i);
+    const uint64_t word = look(record.word);
+    if (MessageWord::status(word) != MessageStatus::kLive) return;
+    const uint64_t keeper = look(record.keeper);
+    const PlaceReport* place = place_of(keeper);
+    const bool is_taken_over = place != nullptr && !place->is_dead();
+    if (!is_taken_over) place = place_of(look(record.sender));
+    const bool is_lost = place == nullptr || place->is_dead();
+    const int64_t until =
+        (is_taken_over ? record.keeper_until_ns : record.until_ns).load(std::memory_order_relaxed);
+    const uint32_t block = record.block.load(std::memory_order_relaxed);
+    if (block != kNoBlock) {
+      if (place == nullptr || (until != 0 && until <= now_ns())) return;
+      SentReport& sent = sent_[block][place->index];
+      sent = {place->index, place->process.pid, sent.count + count_of_handles(record, word), is_lost};
+      return;
     }
-    std::ranges::sort(report_.messages, std::greater(), &MessageReport::age_ns);
+    MessageReport message;
+    message.record = i;
+    message.nbytes = record.nbytes.load(std::memory_order_relaxed);
+    if (MessageWord::opens(word) != MessageWord::kNoLimit) message.opens_left = MessageWord::opens(word);
+    message.age_ns = age_of(record.since_ns.load(std::memory_order_relaxed));
+    if (until != 0) message.left_ns = std::max<int64_t>(until - now_ns(), 0);
+    message.keeper = place != nullptr ? place->process.pid : 0;
+    message.is_lost = is_lost;
+    message.site = site_of(record);
+    message.is_handed_over = (record.flags.load(std::memory_order_relaxed) & kHandedOverMessage) != 0;
+    report_.messages.push_back(std::move(message));
   }
 
   void look_for_channel() {
@@ -315,7 +312,7 @@ class Inspection {
 
   const char* kind() const {
     if (report_.channel) return "channel";
-    if (header_.messages != 0) return "tensor pool";
+    if (header_.is_tensor_pool != 0) return "tensor pool";
     if (header_.has_named_array == 0) return "pool";
     return !report_.arrays.empty() && report_.arrays[0].arena ? "arena" : "array";
   }
@@ -325,8 +322,9 @@ class Inspection {
   Header header_{};
   std::unique_ptr<FileBytes> copy_;
   Control control_;
-  std::map<uint32_t, uint32_t> pids_;                    // of the participants
-  std::map<uint32_t, std::vector<DeathReport>> deaths_;  // of the blocks
+  std::map<uint32_t, uint32_t> pids_;                        // of the participants
+  std::map<uint32_t, std::vector<DeathReport>> deaths_;      // of the blocks
+  std::map<uint32_t, std::map<uint32_t, SentReport>> sent_;  // of the blocks, by places
 };
 
 // Opens the file of these descriptors through one of them. False: it does not exist any more.

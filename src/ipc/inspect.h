@@ -54,6 +54,7 @@ struct SentReport {
   uint32_t place = 0;
   uint32_t pid = 0;  // 0: no process has the place
   uint32_t count = 0;
+  bool is_lost = false;  // the process has ended
 };
 
 // The death of a writer whose bytes were not healed.
@@ -80,7 +81,6 @@ struct ArrayReport {
   uint64_t version = 0;
   std::vector<uint32_t> users;  // numbers of processes
   std::vector<SentReport> sent;
-  uint32_t sent_more = 0;  // unopened handles whose sender is unknown
   std::vector<DeathReport> deaths;
   std::optional<ArenaReport> arena;
 };
@@ -115,6 +115,7 @@ struct MessageReport {
   int64_t age_ns = -1;          // -1: unknown
   int64_t left_ns = -1;         // of its time limit; -1: none
   uint32_t keeper = 0;          // the process that keeps it; 0: unknown
+  bool is_lost = false;         // it has ended, and no other process keeps the message
   std::string site;             // the line that has sent it; "": unknown
   bool is_handed_over = false;  // the sender has kept nothing
 };

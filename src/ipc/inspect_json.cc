@@ -78,7 +78,10 @@ static void write_json(Json& json, const ArenaReport& arena) {
 
 static void write_json(Json& json, const SentReport& sent) {
   json.value([&] {
-    json.member("pid", unless(0, sent.pid)).member("place", sent.place).member("count", sent.count);
+    json.member("pid", unless(0, sent.pid))
+        .member("place", sent.place)
+        .member("count", sent.count)
+        .member("lost", sent.is_lost);
   });
 }
 
@@ -101,7 +104,7 @@ static void write_json(Json& json, const ArrayReport& array) {
         .member("version", array.version)
         .member("users", array.users)
         .member("handles", array.sent)
-        .member("more_handles", array.sent_more)
+        .member("more_handles", 0)  // all are in the list
         .member("deaths", array.deaths)
         .member("arena", array.arena);
   });
@@ -141,6 +144,7 @@ static void write_json(Json& json, const MessageReport& message) {
         .member("age_ns", unless(-1, message.age_ns))
         .member("left_ns", unless(-1, message.left_ns))
         .member("pid", unless(0, message.keeper))
+        .member("lost", message.is_lost)
         .member("site", not_empty(message.site))
         .member("handed_over", message.is_handed_over);
   });

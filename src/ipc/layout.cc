@@ -108,11 +108,11 @@ void check(const Header& header, size_t file_nbytes) {
   if (page < kPage || page > kMostPage || (page & (page - 1)) != 0 || file_nbytes % page != 0) {
     throw_damaged(concat("its pages have ", page, " bytes, of ", file_nbytes));
   }
-  if (header.messages > kMostMessages || (header.messages != 0 && header.has_named_array != 0)) {
-    throw_damaged(concat("it has ", header.messages, " messages"));
+  if (header.is_tensor_pool > 1 || (header.is_tensor_pool == 1 && header.has_named_array != 0)) {
+    throw_damaged("it is unclear whether it is a tensor pool");
   }
-  if (header.data_at < round_up(control_end(header.blocks, header.messages), page) ||
-      header.data_at >= file_nbytes || header.data_at % page != 0) {
+  if (header.data_at < round_up(control_end(header.blocks), page) || header.data_at >= file_nbytes ||
+      header.data_at % page != 0) {
     throw_damaged(concat("its data begin at ", header.data_at, " of ", file_nbytes, " bytes"));
   }
   if (std::memchr(header.name, '\0', sizeof header.name) == nullptr) throw_damaged("its name has no end");

@@ -7,7 +7,9 @@
 //                   begins to end; the lock of the place (place_locks.h) shows that the process has ended
 //   blocks          one for each storage: its lock, and the participants that use it
 //   places          what each participant holds and waits for; written by it, or by the process that reaps it
-//   messages        of a tensor pool: one record for each message (message_table.h)
+//   pool head       of a tensor pool (message_table.h)
+//   messages        one record for each message: a handle of an array, or a message of a tensor pool
+//                   (message_table.h)
 //   data            the bytes
 //
 // All numbers are offsets, never addresses. After every store, the state is one from which other processes
@@ -30,7 +32,7 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 3;  // a segment with another one cannot be read
+constexpr uint16_t kMajor = 4;  // a segment with another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 512;
@@ -87,7 +89,7 @@ struct Header {
   uint64_t creator_start;
   int64_t created_ns;  // since 1970
   uint32_t has_named_array;
-  uint32_t messages;  // records of messages (message_table.h); 0: this is not a tensor pool
+  uint32_t is_tensor_pool;
   NamedArray array;
   char name[128];     // "" for a pool
   uint64_t checksum;  // of all fields above; last
@@ -190,7 +192,6 @@ struct SharedEvent {
 // its memory to the system.
 enum class BlockState : uint32_t { kFree = 0, kUsed = 1, kClosing = 2 };
 
-constexpr uint32_t kSent = 24;
 constexpr uint32_t kDeaths = 3;  // of one process on one block; further ones are joined
 
 struct alignas(64) Block {
@@ -199,62 +200,43 @@ struct alignas(64) Block {
   std::atomic<uint32_t> generation;     // changes when another storage gets the block
   std::atomic<uint32_t> death_moves;    // changes when another grant has taken over bytes of a death
   std::atomic<uint32_t> arrivals_seen;  // changes when a request waits for others that have no ticket yet
-  std::atomic<uint32_t> reserved;
-  // Low half: the number of handles without an entry in `sent`. High half: how many there have been in all.
-  std::atomic<uint64_t> sent_more;
+  // One more than the number of a record that may have an unopened handle of this block; 0: there was none.
+  std::atomic<uint32_t> sent;
   std::atomic<uint64_t> begin;  // in the data
   std::atomic<uint64_t> nbytes;
   std::atomic<uint64_t> next_ticket;
   std::atomic<uint64_t> version;
-  Mask users;         // participants that have the storage
-  Mask present;       // places that may have grants on this block
-  Mask waiting;       // participants that may have waiting grants on this block
-  Mask sent_more_by;  // participants that sent the handles of sent_more
-  // The numbers of handles that were pickled and not opened yet, 0: no handle. They end with their sender.
-  std::atomic<uint32_t> sent[kSent];
+  Mask users;    // participants that have the storage
+  Mask present;  // places that may have grants on this block
+  Mask waiting;  // participants that may have waiting grants on this block
 };
-constexpr size_t kBlockStride = 448;
+constexpr size_t kBlockStride = 256;
 static_assert(sizeof(Block) == kBlockStride);
 
-constexpr uint32_t count_of_sent_more(uint64_t word) noexcept { return static_cast<uint32_t>(word); }
-
-// The number of a handle identifies its sender. 0: none.
-struct SentNumber {
-  static constexpr uint32_t kSenderBits = 10;
-  static constexpr uint32_t kSender = (1u << kSenderBits) - 1;
-  static_assert(kParticipants < kSender);
-  static constexpr uint32_t make(uint32_t participant, uint32_t nth) noexcept {
-    return nth << kSenderBits | (participant + 1);
-  }
-  static constexpr uint32_t participant(uint32_t number) noexcept { return (number & kSender) - 1; }
-  // The number of the same handle after another participant has taken it over.
-  static constexpr uint32_t by(uint32_t number, uint32_t participant) noexcept {
-    return (number & ~kSender) | (participant + 1);
-  }
-  static constexpr bool is_same(uint32_t a, uint32_t b) noexcept {
-    return a >> kSenderBits == b >> kSenderBits;
-  }
-  static constexpr bool is_from(uint32_t number, uint32_t participant) noexcept {
-    return (number & kSender) == participant + 1;
-  }
-};
-
 // The offsets of the parts. Each begins and ends on a page, the data begin on a huge page. The memory of
-// lives, of the blocks of an allocator and of places is allocated when they are first used, so no process
-// reads those that were never used.
+// lives, of the blocks of an allocator, of places and of messages is allocated when they are first used, so
+// no process reads those that were never used.
 constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
 // In the page of the header, after it: the blocks from this number on were never used,
 constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
-constexpr uint64_t kPlacesUsedAt = kBlocksUsedAt + 8;  // and the places
+constexpr uint64_t kPlacesUsedAt = kBlocksUsedAt + 8;    // and the places,
+constexpr uint64_t kMessagesUsedAt = kPlacesUsedAt + 8;  // and the records of messages
 static_assert(sizeof(Header) <= kBlocksUsedAt);
 constexpr uint64_t kBlocksAt = kLivesAt + kParticipants * sizeof(Life);
 static_assert(kBlocksAt % kPage == 0);
 constexpr uint64_t places_at(uint32_t blocks) noexcept {
   return round_up(kBlocksAt + blocks * kBlockStride, kPage);
 }
-constexpr uint64_t control_end(uint32_t blocks) noexcept {
+constexpr uint64_t pool_head_at(uint32_t blocks) noexcept {
   return places_at(blocks) + kParticipants * kPlaceStride;
 }
+constexpr uint32_t kMostMessages = 4096;
+constexpr size_t kMessageStride = 128;
+constexpr uint64_t messages_at(uint32_t blocks) noexcept { return pool_head_at(blocks) + kPage; }
+constexpr uint64_t control_end(uint32_t blocks) noexcept {
+  return messages_at(blocks) + kMostMessages * kMessageStride;
+}
+static_assert(kMostMessages * kMessageStride % kPage == 0);
 constexpr uint32_t kLivesInPage = kPage / sizeof(Life);
 // So many blocks of an allocator get their memory at once.
 constexpr uint32_t kBlockStep = 64;

@@ -288,7 +288,7 @@ TEST_F(Layout, WhatWasNeverUsedHasNoMemory) {
   {
     const auto second = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), true, other);
     EXPECT_FALSE(second->use(kMostBlocks - 1, 0));
-    EXPECT_FALSE(second->is_unopened(kMostBlocks - 1, 7));
+    EXPECT_EQ(second->status_of({kMostMessages - 1, 7}), MessageStatus::kUnknown);
     EXPECT_FALSE(second->has_sent());
     EXPECT_TRUE(second->bytes_of(kMostBlocks - 1).empty());
     reap_all(second->control());

@@ -14,6 +14,22 @@ namespace {
 
 }  // namespace
 
+void throw_gone(MessageStatus why, const char* what, uint32_t sender) {
+  const auto text = [&]() -> std::string {
+    switch (why) {
+      case MessageStatus::kOpened: return "as many processes have opened it as may (opens=)";
+      case MessageStatus::kExpired: return "its time limit has passed";
+      case MessageStatus::kRevoked: return "its sender has revoked it";
+      case MessageStatus::kReceiversGone: return "the processes for which it was have ended";
+      case MessageStatus::kSenderGone:
+        return concat("process ", sender, ", which sent it, has ended, or has closed its memory");
+      default: return "it has ended so long ago that it is not known why";
+    }
+  };
+  const MessageStatus reason = why == MessageStatus::kNone ? MessageStatus::kUnknown : why;
+  throw Error(Code::kGone, concat("the ", what, " cannot be opened: ", text()), static_cast<int32_t>(reason));
+}
+
 MessageHead ReadMessage::head_of(std::span<const std::byte> bytes) {
   MessageHead head;
   if (bytes.size() < sizeof head) throw_damaged(bytes.size());

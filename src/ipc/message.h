@@ -15,6 +15,7 @@
 #include "array/array.h"
 #include "base/os.h"
 #include "ipc/layout.h"
+#include "ipc/message_table.h"
 #include "tenon/pool.h"
 
 namespace tenon::impl {
@@ -34,8 +35,13 @@ struct MessageHead {
   uint32_t segments = 0;  // besides that of the pool
   uint32_t arrays = 0;
   uint32_t reserved = 0;
+
+  MessageId id() const noexcept { return {record, generation}; }
 };
 static_assert(sizeof(MessageHead) == 80);
+
+// Fails with kGone. what: "message", "handle".
+[[noreturn]] void throw_gone(MessageStatus why, const char* what, uint32_t sender);
 
 struct MessageSegment {
   SegmentId id;

@@ -14,8 +14,11 @@ uint32_t begin_message(MessageRecord& record, const MessageFacts& facts) noexcep
   store(record.until_ns, facts.until_ns);
   store(record.since_ns, facts.since_ns);
   store(record.nbytes, facts.nbytes);
+  store(record.sender, facts.sender);
   store(record.keeper, uint64_t{0});
-  store(record.is_handed_over, uint32_t{facts.is_handed_over});
+  store(record.keeper_until_ns, int64_t{0});
+  store(record.block, facts.block);
+  store(record.flags, facts.flags);
   uint64_t site[kSiteWords] = {};
   if (facts.site != nullptr) {
     // The end of a long path says most.
@@ -42,7 +45,7 @@ MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t n
     const uint32_t opens = MessageWord::opens(word);
     const int64_t until_ns = record.until_ns.load(std::memory_order_relaxed);
     uint64_t next = word;
-    if (until_ns != 0 && until_ns <= now_ns) {
+    if (until_ns != 0 && until_ns <= now_ns && look(record.keeper) == 0) {
       next = MessageWord::make(generation, opens, MessageStatus::kExpired);
     } else if (opens == 1) {
       next = MessageWord::make(generation, 0, MessageStatus::kOpened);
@@ -65,14 +68,43 @@ bool end_message(MessageRecord& record, uint32_t generation, MessageStatus why) 
   return false;
 }
 
-bool keep_message(MessageRecord& record, uint32_t generation, uint64_t keeper) noexcept {
+bool keep_message(MessageRecord& record, uint32_t generation, uint64_t keeper, int64_t until_ns) noexcept {
   uint64_t before = look(record.keeper);
+  store(record.keeper_until_ns, until_ns);
   do {
     if (status_of(record, generation) != MessageStatus::kLive) return false;
   } while (!exchange(record.keeper, before, keeper));
   if (status_of(record, generation) == MessageStatus::kLive) return true;
-  (void)exchange(record.keeper, keeper, uint64_t{0});  // the record may have another message now
+  drop_message(record, keeper);  // the record may have another message now
   return false;
+}
+
+void drop_message(MessageRecord& record, uint64_t keeper) noexcept {
+  (void)exchange(record.keeper, keeper, uint64_t{0});
+}
+
+bool set_opens(MessageRecord& record, uint32_t generation, uint32_t opens) noexcept {
+  uint64_t word = look(record.word);
+  while (MessageWord::generation(word) == generation && MessageWord::status(word) == MessageStatus::kLive) {
+    if (exchange(record.word, word, MessageWord::make(generation, opens, MessageStatus::kLive))) return true;
+  }
+  return false;
+}
+
+bool add_open(MessageRecord& record) noexcept {
+  uint64_t word = look(record.word);
+  while (MessageWord::status(word) == MessageStatus::kLive &&
+         MessageWord::opens(word) + 1 < MessageWord::kNoLimit) {
+    const uint64_t next =
+        MessageWord::make(MessageWord::generation(word), MessageWord::opens(word) + 1, MessageStatus::kLive);
+    if (exchange(record.word, word, next)) return true;
+  }
+  return false;
+}
+
+uint32_t count_of_handles(const MessageRecord& record, uint64_t word) noexcept {
+  const bool is_one = (record.flags.load(std::memory_order_relaxed) & kCountedHandle) != 0;
+  return is_one ? 1 : MessageWord::opens(word);
 }
 
 std::string site_of(const MessageRecord& record) {

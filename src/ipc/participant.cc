@@ -47,6 +47,18 @@ bool is_abandoned(const Control& control, uint32_t participant, int64_t patience
          now_ns() - place.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
+// Ends the messages that only this participant keeps.
+void end_messages(const Control& control, uint64_t gone) noexcept {
+  for (uint32_t i = 0, used = control.used_messages(); i < used; ++i) {
+    MessageRecord& record = control.message(i);
+    const uint64_t word = look(record.word), sender = look(record.sender), keeper = look(record.keeper);
+    if (MessageWord::status(word) != MessageStatus::kLive || (sender != gone && keeper != gone)) continue;
+    const uint64_t other = sender == gone ? keeper : sender;
+    if (other != gone && lives(control, other)) continue;
+    (void)end_message(record, MessageWord::generation(word), MessageStatus::kSenderGone);
+  }
+}
+
 // Drops what the participant holds, and frees its place. Requires the lock of the place.
 void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_place(participant)) return;
@@ -63,7 +75,6 @@ void clear(const Control& control, uint32_t participant) noexcept {
   for (uint32_t i = 0, blocks = control.used_blocks(); i < blocks; ++i) {
     Block& block = control.block(i);
     if (look(block.state) == BlockState::kFree && is_empty(block.users) && is_empty(block.present)) continue;
-    drop_sent(block, participant);
     if (!has_bit(block.users, participant) && !has_bit(block.present, participant)) continue;
     // Also if no grant was found: an earlier reaper may have died after it dropped the grant.
     (void)add(block.changes, 1u);
@@ -72,14 +83,14 @@ void clear(const Control& control, uint32_t participant) noexcept {
     if (!has_deaths.test(i)) clear_bit(block.present, participant);
     clear_bit(block.users, participant);
   }
+  end_messages(control, Keeper::make(participant, place.generation.load(std::memory_order_relaxed)));
   publish(place.state, PlaceState::kFree);
 }
 
 }  // namespace
 
 uint64_t Control::nbytes_of(const Header& header) noexcept {
-  return round_up(control_end(header.blocks, header.messages),
-                  std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
+  return round_up(control_end(header.blocks), std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
 }
 
 Control Control::map(const os::File& file, const Header& header, PlaceLocks* places) {
@@ -116,20 +127,35 @@ void signal_event(SharedEvent& event) noexcept {
   if (!is_empty(event.waiting)) os::wake_all(event.signals);
 }
 
-uint32_t drop_sent(Block& block, uint32_t participant) noexcept {
-  uint32_t n = 0;
-  for (auto& entry : block.sent) {
-    uint32_t number = look(entry);
-    if (SentNumber::is_from(number, participant) && exchange(entry, number, 0u)) ++n;
-  }
-  if (!has_bit(block.sent_more_by, participant)) return n;
-  uint64_t more = look(block.sent_more);
-  clear_bit(block.sent_more_by, participant);
-  // A participant that sends a handle meanwhile has set its bit first; and each such handle changes the word.
-  while (is_empty(block.sent_more_by) && count_of_sent_more(more) != 0) {
-    if (exchange(block.sent_more, more, more - count_of_sent_more(more))) return n + count_of_sent_more(more);
-  }
-  return n;
+bool lives(const Control& control, uint64_t keeper) noexcept {
+  const uint32_t participant = Keeper::participant(keeper);
+  if (keeper == 0 || !control.has_place(participant)) return false;
+  const Place& place = control.place(participant);
+  return look(place.state) == PlaceState::kLive &&
+         place.generation.load(std::memory_order_relaxed) == Keeper::generation(keeper) &&
+         is_alive(control, participant);
+}
+
+namespace {
+
+bool has_passed(const std::atomic<int64_t>& until_ns) noexcept {
+  const int64_t until = until_ns.load(std::memory_order_relaxed);
+  return until != 0 && until <= now_ns();
+}
+
+}  // namespace
+
+bool is_kept(const Control& control, const MessageRecord& record) noexcept {
+  return (lives(control, look(record.sender)) && !has_passed(record.until_ns)) ||
+         (lives(control, look(record.keeper)) && !has_passed(record.keeper_until_ns));
+}
+
+MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept {
+  const MessageStatus status = status_of(record, generation);
+  if (status != MessageStatus::kLive || is_kept(control, record)) return status;
+  const bool has_limit = lives(control, look(record.sender)) || lives(control, look(record.keeper));
+  (void)end_message(record, generation, has_limit ? MessageStatus::kExpired : MessageStatus::kSenderGone);
+  return status_of(record, generation);
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {

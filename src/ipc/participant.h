@@ -11,6 +11,7 @@
 
 #include "base/os.h"
 #include "ipc/layout.h"
+#include "ipc/message_table.h"
 #include "ipc/mutex_owner.h"
 #include "ipc/place_locks.h"
 #include "ipc/timed_lock.h"
@@ -51,6 +52,14 @@ struct Control {
   Block& block(uint32_t i) const noexcept {
     return *reinterpret_cast<Block*>(base + kBlocksAt + i * kBlockStride);
   }
+  std::atomic<uint32_t>& messages_used() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kMessagesUsedAt);
+  }
+  // The records from this number on were never used, and may have no memory.
+  uint32_t used_messages() const noexcept { return std::min(look(messages_used()), kMostMessages); }
+  MessageRecord& message(uint32_t i) const noexcept {
+    return reinterpret_cast<MessageRecord*>(base + messages_at(blocks))[i];
+  }
 };
 
 // The word of a mutex that the kernel marks when the holder ends. A thread can sleep on it until then.
@@ -67,9 +76,12 @@ uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 // The name of the participant's process, as its place says.
 std::string command_of(const Place& place);
 
-// Ends the effect of all handles of a block that this participant has sent. Returns how many there were. The
-// handles without a number stay while another participant has sent such handles, too.
-uint32_t drop_sent(Block& block, uint32_t participant) noexcept;
+// The process that is named so (Keeper) has its place.
+bool lives(const Control& control, uint64_t keeper) noexcept;
+// A process keeps a live message: its sender, or one that has taken it over, and its limit has not passed.
+bool is_kept(const Control& control, const MessageRecord& record) noexcept;
+// As status_of(). Ends a message that no process keeps any more.
+MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept;
 
 // If this participant has died: drops what it held in all blocks, wakes the waiting processes, and frees its
 // place. True: this call did it. Any thread of any process may call it; a second call does nothing. Always

@@ -570,47 +570,6 @@ TEST_F(Lock, ABlockIsFreeWhenAllHaveLeftOrDied) {
   EXPECT_EQ(a_.take(kNbytes), block) << "the first one that is free";
 }
 
-TEST_F(Lock, AHandleKeepsABlockUntilItIsOpened) {
-  const uint32_t block = a_.take(kNbytes);
-  const uint32_t number = a_.segment().send(block);
-  a_.leave(block);
-  EXPECT_FALSE(a_.segment().free_if_unused(block));
-  ASSERT_TRUE(b_.use(block));
-  b_.segment().receive(block, number);
-  b_.segment().receive(block, number);
-  b_.leave(block);
-  EXPECT_TRUE(a_.segment().free_if_unused(block));
-}
-
-TEST_F(Lock, EveryHandleOfManyCounts) {
-  const uint32_t block = a_.take(kNbytes);
-  std::vector<uint32_t> numbers;
-  for (uint32_t i = 0; i < 3 * kSent; ++i) numbers.push_back(a_.segment().send(block));
-  a_.leave(block);
-  for (const uint32_t number : numbers) {
-    EXPECT_FALSE(a_.segment().free_if_unused(block));
-    b_.segment().receive(block, number);
-  }
-  EXPECT_TRUE(a_.segment().free_if_unused(block));
-}
-
-TEST_F(Lock, HandlesEndWithTheirSender) {
-  for (const uint32_t count : {uint32_t{1}, 2 * kSent}) {
-    const uint32_t block = a_.take(kNbytes);
-    StandIn d{a_};
-    ASSERT_TRUE(d.use(block));
-    a_.leave(block);
-    for (uint32_t i = 0; i < count; ++i) (void)d.segment().send(block);
-    d.leave(block);
-    EXPECT_TRUE(d.segment().has_sent());
-    EXPECT_FALSE(a_.segment().has_sent());
-    EXPECT_FALSE(a_.segment().free_if_unused(block));
-    d.die();
-    reap_all(a_.segment().control());
-    EXPECT_TRUE(a_.segment().free_if_unused(block)) << count << " handles";
-  }
-}
-
 // -------------------------------------------------------------------------------------------------- programs
 
 // Threads of several processes take random leases: with and without timeouts, of some or all bytes, and as

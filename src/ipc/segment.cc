@@ -31,12 +31,6 @@ SegmentId random_id() {
   return id;
 }
 
-// Some handle on the block is unopened.
-bool has_handles(const Block& block) noexcept {
-  return count_of_sent_more(look(block.sent_more)) != 0 ||
-         std::ranges::any_of(block.sent, [](const auto& number) { return look(number) != 0; });
-}
-
 int64_t realtime_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -57,13 +51,13 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.lives_at = kLivesAt;
   h.places_at = places_at(plan.blocks);
   h.blocks_at = kBlocksAt;
-  h.data_at = round_up(control_end(plan.blocks, plan.messages), std::max<uint64_t>(page_nbytes, 2 << 20));
+  h.data_at = round_up(control_end(plan.blocks), std::max<uint64_t>(page_nbytes, 2 << 20));
   h.total_nbytes = h.data_at + round_up(std::max<uint64_t>(plan.data_nbytes, 1), page_nbytes);
   h.page_nbytes = page_nbytes;
   h.participants = kParticipants;
   h.grants = kGrants;
   h.blocks = plan.blocks;
-  h.messages = plan.messages;
+  h.is_tensor_pool = plan.is_tensor_pool ? 1 : 0;
   const os::Process process = os::this_process();
   h.creator_pid = process.pid;
   h.creator_start = process.start;
@@ -89,7 +83,7 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   segment->file_ = os::create_memory(name, h.total_nbytes, plan.has_huge_pages);
   os::commit(segment->file_, 0, kLivesAt + kPage,
              concat("the control part of a shared segment", plan.has_huge_pages ? " in huge pages" : ""));
-  if (h.messages != 0)
+  if (plan.is_tensor_pool)
     os::commit(segment->file_, pool_head_at(h.blocks), kPage, "the control part of a tensor pool");
   segment->is_creator_ = true;
   segment->commit_block(plan.array != nullptr ? h.blocks - 1 : 0);
@@ -248,7 +242,7 @@ bool Segment::may_end_memory() noexcept {
 
 bool Segment::is_left_to_others(tenon_device device) const noexcept {
   return is_creator_ && memory_ != nullptr && memory_->device().type == device.type &&
-         memory_->device().id == device.id && users() == 0 && !has_handles(block(0));
+         memory_->device().id == device.id && users() == 0 && !has_handles(0);
 }
 
 void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
@@ -257,6 +251,7 @@ void Segment::take_block(uint32_t i, uint64_t begin, uint64_t nbytes) noexcept {
   const std::scoped_lock uses(uses_lock_);
   store(b.begin, begin);
   store(b.nbytes, nbytes);
+  store(b.sent, 0u);
   set_bit(b.users, participant_->index());
   publish(b.state, BlockState::kUsed);
   uses_[i] = 1;
@@ -312,17 +307,6 @@ bool Segment::leave(uint32_t index) noexcept {
   return is_last;
 }
 
-void Segment::commit_messages(uint32_t end) {
-  constexpr uint32_t kInPage = kPage / sizeof(MessageRecord);
-  const uint32_t used = pool_head().records_used.load(std::memory_order_relaxed);
-  const uint32_t first = (used + kInPage - 1) / kInPage, last = (end + kInPage - 1) / kInPage;
-  if (first < last) {
-    os::commit(file_, messages_at(header_.blocks) + first * kPage, (last - first) * kPage,
-               "the records of messages of a tensor pool");
-  }
-  if (end > used) publish(pool_head().records_used, end);
-}
-
 bool Segment::is_used_here(uint32_t index) noexcept {
   const std::scoped_lock uses(uses_lock_);
   return uses_[index] != 0;
@@ -342,7 +326,7 @@ bool Segment::needs_cleaner() const noexcept {
 
 bool Segment::is_unused(uint32_t index) const noexcept {
   const Block& b = block(index);
-  return look(b.state) != BlockState::kFree && is_empty(b.users) && !has_handles(b);
+  return look(b.state) != BlockState::kFree && is_empty(b.users) && !has_handles(index);
 }
 
 // If the process ends before the new generation, some process may use the closed block. Later, none can.
@@ -366,121 +350,6 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
   if (!close_if_unused(index)) return false;
   free_closed(index);
   return true;
-}
-
-namespace {
-
-std::atomic<uint32_t> last_sent{static_cast<uint32_t>(realtime_ns())};  // by this process
-
-// False: the block has no unopened handle of this number.
-bool replace_sent(Block& block, uint32_t number, uint32_t by) noexcept {
-  return std::any_of(std::begin(block.sent), std::end(block.sent), [&](auto& entry) {
-    uint32_t expected = number;
-    return exchange(entry, expected, by);
-  });
-}
-
-}  // namespace
-
-uint32_t Segment::send(uint32_t index) noexcept {
-  Block& b = block(index);
-  const uint32_t self = participant_->index();
-  if (self == Participant::kNone) return 0;  // without a place, no process could notice the sender's end
-  const uint32_t number = SentNumber::make(self, last_sent.fetch_add(1, std::memory_order_relaxed));
-  for (auto& entry : b.sent) {
-    uint32_t none = 0;
-    if (exchange(entry, none, number)) return number;
-  }
-  set_bit(b.sent_more_by, self);
-  (void)add(b.sent_more, uint64_t{1} << 32 | 1);
-  return 0;
-}
-
-uint32_t Segment::revoke(uint32_t index) noexcept {
-  const uint32_t self = participant_->index();
-  return self != Participant::kNone ? drop_sent(block(index), self) : 0;
-}
-
-bool Segment::limit(uint32_t index, uint32_t number, const HandleLimits& limits) {
-  if (index >= header_.blocks || !SentNumber::is_from(number, participant_->index())) return false;
-  const std::scoped_lock uses(uses_lock_);
-  std::erase_if(limited_, [&](const Limited& l) { return l.block == index && l.number == number; });
-  if (limits.has_any()) limited_.push_back({index, number, limits});
-  return true;
-}
-
-bool Segment::end_limited() noexcept {
-  std::vector<Limited> over;
-  try {
-    {
-      const std::scoped_lock uses(uses_lock_);
-      over = limited_;
-    }
-    std::erase_if(over, [this](const Limited& sent) {
-      const auto& entries = block(sent.block).sent;
-      const auto is_it = [&](const auto& entry) { return look(entry) == sent.number; };
-      if (std::none_of(std::begin(entries), std::end(entries), is_it)) return false;  // it was opened
-      const HandleLimits& limits = sent.limits;
-      if (limits.until_ns != 0 && limits.until_ns <= now_ns()) return false;
-      return limits.receiver.pid == 0 || !os::has_ended(limits.receiver);
-    });
-  } catch (const std::bad_alloc&) {
-    return true;
-  }
-  const std::scoped_lock uses(uses_lock_);
-  for (const Limited& sent : over) {
-    (void)replace_sent(block(sent.block), sent.number, 0);
-    std::erase_if(limited_,
-                  [&](const Limited& l) { return l.block == sent.block && l.number == sent.number; });
-  }
-  return !limited_.empty();
-}
-
-bool Segment::has_sent() const noexcept {
-  const uint32_t self = participant_->index();
-  for (uint32_t i = 0, blocks = control_.used_blocks(); i < blocks && self != Participant::kNone; ++i) {
-    const Block& b = block(i);
-    const bool has_more = count_of_sent_more(look(b.sent_more)) != 0 && has_bit(b.sent_more_by, self);
-    const auto is_mine = [self](const auto& number) { return SentNumber::is_from(look(number), self); };
-    if (has_more || std::any_of(std::begin(b.sent), std::end(b.sent), is_mine)) return true;
-  }
-  return false;
-}
-
-bool Segment::take_over(uint32_t index, uint32_t number, const HandleLimits& limits) {
-  Block& b = block(index);
-  const uint32_t self = participant_->index();
-  if (self == Participant::kNone) return false;
-  if (number == 0) {  // it is only counted, and has no limit
-    if (count_of_sent_more(look(b.sent_more)) == 0) return false;
-    set_bit(b.sent_more_by, self);
-    return count_of_sent_more(look(b.sent_more)) != 0;
-  }
-  const uint32_t own = SentNumber::by(number, self);
-  return replace_sent(b, number, own) && limit(index, own, limits);
-}
-
-bool Segment::is_unopened(uint32_t index, uint32_t number) const noexcept {
-  if (index >= control_.used_blocks()) return false;
-  const Block& b = block(index);
-  if (number == 0) return count_of_sent_more(look(b.sent_more)) != 0;
-  return std::any_of(std::begin(b.sent), std::end(b.sent),
-                     [number](const auto& entry) { return look(entry) == number; });
-}
-
-void Segment::receive(uint32_t index, uint32_t number) noexcept {
-  Block& b = block(index);
-  if (number == 0) {
-    uint64_t more = b.sent_more.load(std::memory_order_relaxed);
-    while (count_of_sent_more(more) != 0 && !exchange(b.sent_more, more, more - 1)) {
-    }
-    return;
-  }
-  if (replace_sent(b, number, 0)) return;
-  for (auto& entry : b.sent) {  // another process may have taken it over
-    uint32_t expected = look(entry);
-    if (SentNumber::is_same(expected, number) && exchange(entry, expected, 0u)) return;
-  }
 }
 
 void Segment::begin_wait(SharedEvent& event) noexcept {
@@ -515,8 +384,7 @@ void Segment::after_fork() noexcept {
 
 void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
-  limited_.clear();                                  // the parent's
-  last_sent = static_cast<uint32_t>(realtime_ns());  // else all children would give the same numbers
+  limited_.clear();  // the parent's
   is_creator_ = false;
   // With the parent's open file description, the child would hold the lock of the parent's place.
   const bool has_own_file = os::reopen(file_) &&

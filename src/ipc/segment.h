@@ -29,7 +29,6 @@ class ProcessLock;
 struct HandleLimits {
   os::Process receiver;  // until this process ends; pid 0: any process may receive it
   int64_t until_ns = 0;  // on the clock of now_ns(); 0: no limit
-  bool has_any() const noexcept { return receiver.pid != 0 || until_ns != 0; }
 };
 
 struct SegmentPlan {
@@ -40,8 +39,8 @@ struct SegmentPlan {
   bool has_huge_pages = false;
   int node = -1;              // of NUMA; -1: any
   bool is_on_device = false;  // its one block gets the memory of lie_on()
-  uint32_t messages = 0;      // of a tensor pool
-  uint32_t pinned_unit = 0;   // of a tensor pool: as PoolHead
+  bool is_tensor_pool = false;
+  uint32_t pinned_unit = 0;  // of a tensor pool: as PoolHead
 };
 
 // Threads: any.
@@ -88,15 +87,16 @@ class Segment {
   PinnedPages* pinned_pages() const noexcept { return pinned_pages_.get(); }
   bool is_pinned_here() const noexcept { return pinned_pages_ != nullptr && pinned_pages_->is_any(); }
   // Processes send its blocks by messages, and take no turns on them.
-  bool is_tensor_pool() const noexcept { return header_.messages != 0; }
+  bool is_tensor_pool() const noexcept { return header_.is_tensor_pool != 0; }
   PoolHead& pool_head() const noexcept {
     return *reinterpret_cast<PoolHead*>(control_.base + pool_head_at(header_.blocks));
   }
-  MessageRecord& message(uint32_t i) const noexcept {
-    return reinterpret_cast<MessageRecord*>(control_.base + messages_at(header_.blocks))[i];
-  }
-  // Commits the memory of the records before this one. Creator only. Fails with kNoMemory, kSystem.
-  void commit_messages(uint32_t end);
+  MessageRecord& message(uint32_t i) const noexcept { return control_.message(i); }
+  // A record that was never used, whose memory is allocated; kNone: there is none. Fails with kNoMemory,
+  // kSystem.
+  uint32_t new_message();
+  // This process, as the sender or keeper of messages.
+  uint64_t keeper() const noexcept;
 
   bool is_on_device() const noexcept { return (header_.required & kOnDevice) != 0; }
   // Where the bytes of the blocks are. On a device: after lie_on() or keep_memory().
@@ -167,23 +167,25 @@ class Segment {
     return users_.load(std::memory_order_acquire);
   }
 
-  // A new handle on a block, which keeps the block until it is opened: its number. 0: there are so many
-  // handles that this one is only counted.
-  uint32_t send(uint32_t block) noexcept;
-  // The handle was opened.
-  void receive(uint32_t block, uint32_t number) noexcept;
-  // A handle that another process has sent becomes one of this process, with these limits. False: it was
-  // opened.
-  bool take_over(uint32_t block, uint32_t number, const HandleLimits& limits);
-  bool is_unopened(uint32_t block, uint32_t number) const noexcept;
-  // A handle of this process is unopened.
+  // A new handle on a block that this process uses. It keeps the block until a process opens it, or this one
+  // ends. Fails with kNoMemory (there are too many handles), kSystem.
+  MessageId send(uint32_t block);
+  // Counts an open, by a process that uses the block. kLive: the handle may be opened; else why it has ended.
+  MessageStatus receive(const MessageId& handle) noexcept;
+  // This process keeps the block of a handle, too, at most until then. False: the handle has ended.
+  bool take_over(const MessageId& handle, int64_t until_ns) noexcept;
+  // kLive, or why it has ended.
+  MessageStatus status_of(const MessageId& handle) const noexcept;
+  // This process keeps an unopened handle.
   bool has_sent() const noexcept;
-  // Ends the effect of this process' unopened handles on a block. Returns how many there were.
+  // Ends the unopened handles on a block that this process keeps. Returns how many there were.
   uint32_t revoke(uint32_t block) noexcept;
-  // Sets how long a handle keeps the block at most, instead of earlier limits. False: it has no number.
-  // Requires: this process has sent it.
-  bool limit(uint32_t block, uint32_t number, const HandleLimits& limits);
-  // Ends the effect of the handles that have reached their limits. True: other handles have limits.
+  // Sets how long a handle of this process keeps the block at most, instead of earlier limits. Fails with
+  // kNoMemory (the handle has no record of its own).
+  void limit(const MessageId& handle, const HandleLimits& limits);
+  // Only so many processes may open a handle of this process, as MessageWord. False: it has ended.
+  bool set_opens(const MessageId& handle, uint32_t opens) noexcept;
+  // Ends the handles whose receivers have ended. True: others have receivers.
   bool end_limited() noexcept;
 
   // Keeps the segment's name until this process leaves the segment.
@@ -207,6 +209,12 @@ class Segment {
   void make_pinned_pages();
   void read_record();
   void join(MutexOwner& mutex_owner);
+  bool keeps(uint32_t record, uint32_t block) const noexcept;
+  bool has_handles(uint32_t block) const noexcept;
+  bool take_message(uint32_t i, uint64_t self) noexcept;
+  uint32_t take_message(uint64_t self);
+  void give_messages() noexcept;
+  bool is_own(const MessageId& handle) const noexcept;
 
   Header header_{};
   os::File file_;
@@ -241,11 +249,11 @@ class Segment {
   static constexpr size_t kMostEvents = 2;  // of one channel
   Waits waits_[kMostEvents];
   struct Limited {
-    uint32_t block;
-    uint32_t number;
-    HandleLimits limits;
+    MessageId handle;
+    os::Process receiver;
   };
-  std::vector<Limited> limited_;  // handles of this process that have limits
+  std::vector<Limited> limited_;  // handles of this process that have receivers
+  uint32_t next_message_ = 0;     // where the search for a record begins
   std::atomic<uint32_t> users_{0};
 };
 

@@ -1,14 +1,246 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How Segments makes and opens handles.
+// How Segments makes and opens handles, and the records of handles in a segment.
 #include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <new>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "ipc/handle.h"
 #include "ipc/segments.h"
+#include "ipc/tensor_pools.h"
 
 namespace tenon::impl {
+
+// --------------------------------------------------------------------------------- records of handles
+
+uint64_t Segment::keeper() const noexcept {
+  const uint32_t self = participant_->index();
+  return self == Participant::kNone
+             ? 0
+             : Keeper::make(self, participant_->place().generation.load(std::memory_order_relaxed));
+}
+
+uint32_t Segment::new_message() {
+  constexpr uint32_t kInPage = kPage / sizeof(MessageRecord);
+  uint32_t used = control_.used_messages();
+  while (used < kMostMessages) {
+    if (used % kInPage == 0) {
+      os::commit(file_, messages_at(header_.blocks) + used * sizeof(MessageRecord), kPage,
+                 "the records of messages in a shared segment");
+    }
+    if (exchange(control_.messages_used(), used, used + 1)) return used;
+    used = control_.used_messages();
+  }
+  return kNone;
+}
+
+// Takes a record that has no message for this process. False: it has one, or is another process's.
+bool Segment::take_message(uint32_t i, uint64_t self) noexcept {
+  MessageRecord& record = message(i);
+  uint64_t sender = look(record.sender);
+  if (sender != self && lives(control_, sender)) return false;
+  const uint32_t generation = MessageWord::generation(look(record.word));
+  if (look_at_message(control_, record, generation) == MessageStatus::kLive) return false;
+  return sender == self || exchange(record.sender, sender, self);
+}
+
+// Requires uses_lock_. kNone: all have messages.
+uint32_t Segment::take_message(uint64_t self) {
+  constexpr uint32_t kInPage = kPage / sizeof(MessageRecord), kLooks = 16;
+  const auto search = [&](uint32_t looks, uint32_t used) {
+    for (uint32_t n = 0; n < looks; ++n) {
+      next_message_ = next_message_ + 1 < used ? next_message_ + 1 : 0;
+      if (take_message(next_message_, self)) return next_message_;
+    }
+    return kNone;
+  };
+  while (true) {
+    // The record that was used last is used again last: it tells why its message has ended.
+    const uint32_t used = control_.used_messages();
+    if (used >= kInPage) {
+      const uint32_t found = search(used < kMostMessages ? kLooks : used, used);
+      if (found != kNone) return found;
+    }
+    const uint32_t fresh = new_message();
+    if (fresh == kNone && used == kMostMessages) return kNone;
+    if (fresh != kNone && take_message(fresh, self)) return fresh;
+  }
+}
+
+MessageId Segment::send(uint32_t index) {
+  const uint64_t self = keeper();
+  if (self == 0) return {};  // without a place, no process could notice the sender's end
+  MessageFacts facts;
+  facts.sender = self;
+  facts.block = index;
+  facts.since_ns = now_ns();
+  facts.nbytes = block(index).nbytes.load(std::memory_order_relaxed);
+  const std::scoped_lock uses(uses_lock_);
+  if (const uint32_t free = take_message(self); free != kNone) {
+    store(block(index).sent, free + 1);
+    return {free, begin_message(message(free), facts)};
+  }
+  // The handle shares the record of another one without limits, so the number of such handles has no bound.
+  for (uint32_t i = 0; i < kMostMessages; ++i) {
+    MessageRecord& record = message(i);
+    const bool is_limited =
+        record.flags.load(std::memory_order_relaxed) != 0 ||
+        record.until_ns.load(std::memory_order_relaxed) != 0 ||
+        std::ranges::any_of(limited_, [&](const Limited& limited) { return limited.handle.record == i; });
+    const bool is_same =
+        look(record.sender) == self && record.block.load(std::memory_order_relaxed) == index && !is_limited;
+    const uint32_t generation = MessageWord::generation(look(record.word));
+    if (is_same && add_open(record)) return {i, generation};
+  }
+  throw_error(Code::kNoMemory, "the shared array cannot be sent: ", kMostMessages,
+              " handles of arrays in its memory are unopened, which is their greatest number: let them be "
+              "opened, or revoke them (tn.revoke_handles, tenon_shared_revoke)");
+}
+
+MessageStatus Segment::receive(const MessageId& handle) noexcept {
+  if (handle.record >= control_.used_messages()) return MessageStatus::kUnknown;
+  bool is_last = false;
+  return open_message(message(handle.record), handle.generation, now_ns(), &is_last);
+}
+
+MessageStatus Segment::status_of(const MessageId& handle) const noexcept {
+  if (handle.record >= control_.used_messages()) return MessageStatus::kUnknown;
+  return look_at_message(control_, message(handle.record), handle.generation);
+}
+
+bool Segment::take_over(const MessageId& handle, int64_t until_ns) noexcept {
+  const uint64_t self = keeper();
+  return self != 0 && status_of(handle) == MessageStatus::kLive &&
+         keep_message(message(handle.record), handle.generation, self, until_ns);
+}
+
+bool Segment::has_sent() const noexcept {
+  const uint64_t self = keeper();
+  for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
+    const MessageRecord& record = message(i);
+    const bool is_mine = look(record.sender) == self || look(record.keeper) == self;
+    const bool is_live = MessageWord::status(look(record.word)) == MessageStatus::kLive;
+    if (is_mine && is_live && is_kept(control_, record)) return true;
+  }
+  return false;
+}
+
+uint32_t Segment::revoke(uint32_t index) noexcept {
+  const uint64_t self = keeper();
+  uint32_t n = 0;
+  for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
+    MessageRecord& record = message(i);
+    if (look(record.sender) != self && look(record.keeper) != self) continue;
+    uint64_t word = look(record.word);
+    if (record.block.load(std::memory_order_relaxed) != index) continue;
+    while (MessageWord::status(word) == MessageStatus::kLive) {
+      const uint32_t generation = MessageWord::generation(word);
+      if (look_at_message(control_, record, generation) != MessageStatus::kLive) break;
+      if (!exchange(record.word, word,
+                    MessageWord::make(generation, MessageWord::opens(word), MessageStatus::kRevoked))) {
+        continue;
+      }
+      n += count_of_handles(record, word);
+      break;
+    }
+  }
+  return n;
+}
+
+// A live handle that this process has sent.
+bool Segment::is_own(const MessageId& handle) const noexcept {
+  return handle.record < control_.used_messages() && look(message(handle.record).sender) == keeper() &&
+         impl::status_of(message(handle.record), handle.generation) == MessageStatus::kLive;
+}
+
+void Segment::limit(const MessageId& handle, const HandleLimits& limits) {
+  const std::scoped_lock uses(uses_lock_);
+  if (!is_own(handle)) return;
+  MessageRecord& record = message(handle.record);
+  if (count_of_handles(record, look(record.word)) > 1) {
+    throw_error(Code::kNoMemory, "this handle cannot have a limit: it was made when ", kMostMessages,
+                " handles of arrays in this memory were unopened; let them be opened, or revoke them "
+                "(tn.revoke_handles, tenon_shared_revoke), and make the handle again");
+  }
+  std::erase_if(limited_, [&](const Limited& l) { return l.handle.record == handle.record; });
+  if (limits.until_ns != 0 && limits.until_ns <= now_ns()) {
+    (void)end_message(record, handle.generation, MessageStatus::kRevoked);
+    return;
+  }
+  if (limits.receiver.pid != 0) limited_.push_back({handle, limits.receiver});
+  store(record.until_ns, limits.until_ns);
+}
+
+bool Segment::set_opens(const MessageId& handle, uint32_t opens) noexcept {
+  const std::scoped_lock uses(uses_lock_);
+  if (!is_own(handle)) return false;
+  MessageRecord& record = message(handle.record);
+  if (count_of_handles(record, look(record.word)) > 1) return false;
+  store(record.flags, uint32_t{kCountedHandle});
+  return impl::set_opens(record, handle.generation, opens);
+}
+
+bool Segment::end_limited() noexcept {
+  std::vector<Limited> over;
+  try {
+    {
+      const std::scoped_lock uses(uses_lock_);
+      over = limited_;
+    }
+    std::erase_if(
+        over, [this](const Limited& sent) { return is_own(sent.handle) && !os::has_ended(sent.receiver); });
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+  const std::scoped_lock uses(uses_lock_);
+  for (const Limited& sent : over) {
+    MessageRecord& record = message(sent.handle.record);
+    // Its receiver does not bind the process that has taken it over.
+    if (!lives(control_, look(record.keeper)) || look(record.keeper) == keeper())
+      (void)end_message(record, sent.handle.generation, MessageStatus::kReceiversGone);
+    std::erase_if(limited_, [&](const Limited& l) {
+      return l.handle.record == sent.handle.record && l.handle.generation == sent.handle.generation;
+    });
+  }
+  if (control_.used_messages() > kPage / sizeof(MessageRecord) && !is_tensor_pool()) give_messages();
+  return !limited_.empty();
+}
+
+// Other processes may take the records of messages of this one that have ended. Requires uses_lock_.
+void Segment::give_messages() noexcept {
+  const uint64_t self = keeper();
+  for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
+    MessageRecord& record = message(i);
+    const bool is_live = MessageWord::status(look(record.word)) == MessageStatus::kLive;
+    if (!is_live && look(record.sender) == self) publish(record.sender, uint64_t{0});
+  }
+}
+
+bool Segment::keeps(uint32_t i, uint32_t index) const noexcept {
+  const MessageRecord& record = message(i);
+  return MessageWord::status(look(record.word)) == MessageStatus::kLive &&
+         record.block.load(std::memory_order_relaxed) == index && is_kept(control_, record);
+}
+
+// Some handle on the block is unopened.
+bool Segment::has_handles(uint32_t index) const noexcept {
+  Block& b = block(index);
+  const uint32_t last = look(b.sent), used = control_.used_messages();
+  if (last == 0) return false;
+  if (last <= used && keeps(last - 1, index)) return true;
+  for (uint32_t i = 0; i < used; ++i) {
+    if (!keeps(i, index)) continue;
+    store(b.sent, i + 1);
+    return true;
+  }
+  return false;
+}
+
+// --------------------------------------------------------------------------------------------- handles
 
 std::string Segments::handle_of(const Array& array) {
   const BlockUse* const use = &checked_use_of(array);
@@ -30,11 +262,14 @@ std::string Segments::handle_of(const Array& array) {
   handle.ndim = array.desc().ndim;
   handle.shape.assign(array.shape().begin(), array.shape().end());
   handle.strides.assign(array.strides().begin(), array.strides().end());
-  handle.number = segment.send(use->block);
+  // No process can open a file that this one has lost.
+  const MessageId sent = handle.fd >= 0 ? segment.send(use->block) : MessageId();
+  handle.record = sent.record;
+  handle.message = sent.generation;
   try {
     return handle.encode();
   } catch (...) {
-    segment.receive(use->block, handle.number);  // no process will open it
+    (void)segment.receive(sent);  // no process will open it
     throw;
   }
 }
@@ -44,29 +279,50 @@ uint32_t Segments::revoke(const Array& array) {
   return use.segment->revoke(use.block);
 }
 
+Segment* Segments::own_segment_of(const ArrayHandle& handle) {
+  if (handle.sender() != os::this_process()) {
+    throw_error(Code::kValue, "process ", handle.pid, " has sent this handle, not this process, ",
+                os::this_process().pid);
+  }
+  return open_.find(handle.segment);
+}
+
 void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limits) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
   {
     const std::scoped_lock locked(lock_);
-    Segment* const segment = open_.find(handle.segment);
-    if (handle.sender() != os::this_process()) {
-      throw_error(Code::kValue, "process ", handle.pid, " has sent this handle, not this process, ",
-                  os::this_process().pid);
-    }
+    Segment* const segment = own_segment_of(handle);
     if (segment == nullptr) return;  // it is closed, and the handle keeps nothing
-    if (!segment->limit(handle.block, handle.number, limits)) {
-      throw_error(
-          Code::kValue, "this handle cannot have a limit: it was made when ", kSent,
-          " other handles of the array were unopened, and no more can have limits; open some, or revoke them "
-          "all (tn.revoke_handles, tenon_shared_revoke), and make the handle again");
-    }
+    segment->limit(handle.sent(), limits);
   }
   nudge();
 }
 
+void Segments::set_opens(std::span<std::byte> bytes, uint32_t opens) {
+  if (opens >= MessageWord::kNoLimit) {
+    throw_error(Code::kValue, "opens is ", opens, ": it must be 0 to ", MessageWord::kNoLimit - 1);
+  }
+  ArrayHandle handle = ArrayHandle::decode(bytes);
+  const std::scoped_lock locked(lock_);
+  Segment* const segment = own_segment_of(handle);
+  const uint32_t most = opens == 0 ? uint32_t{MessageWord::kNoLimit} : opens;
+  if (segment == nullptr || !segment->set_opens(handle.sent(), most)) {
+    throw_error(Code::kValue, "this handle has ended: a process has opened it, or it was revoked");
+  }
+  handle.flags |= kCountedOpens;
+  std::memcpy(bytes.data(), static_cast<const HandleHead*>(&handle), sizeof(HandleHead));
+}
+
 Ref<Array> Segments::open(std::span<const std::byte> bytes) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
-  return open(handle, [&](Segment& segment) { segment.receive(handle.block, handle.number); });
+  return open(handle, [&](Segment& segment) {
+    if (!handle.has_counted_opens()) {
+      (void)segment.receive(handle.sent());
+      return;
+    }
+    const MessageStatus status = tensor_pools_->count_open(segment, handle.sent());
+    if (status != MessageStatus::kLive) throw_gone(status, "handle", handle.pid);
+  });
 }
 
 Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
@@ -80,11 +336,14 @@ Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
   }
 }
 
-bool Segments::take_over(std::span<const std::byte> bytes, const HandleLimits& limits) {
+bool Segments::take_over(std::span<const std::byte> bytes, int64_t until_ns) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
   bool is_taken = false;
-  const Ref<Array> array = open(
-      handle, [&](Segment& segment) { is_taken = segment.take_over(handle.block, handle.number, limits); });
+  try {
+    (void)open(handle, [&](Segment& segment) { is_taken = segment.take_over(handle.sent(), until_ns); });
+  } catch (const Error& e) {
+    if (e.code() != Code::kGone) throw;
+  }
   if (is_taken) nudge();
   return is_taken;
 }
@@ -93,7 +352,7 @@ bool Segments::is_unopened(std::span<const std::byte> bytes) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
   const std::scoped_lock locked(lock_);
   const Segment* const segment = open_.find(handle.segment);
-  return segment != nullptr && segment->is_unopened(handle.block, handle.number);
+  return segment != nullptr && segment->status_of(handle.sent()) == MessageStatus::kLive;
 }
 
 // The handle stays unopened. The result lies on the segment.
@@ -116,7 +375,19 @@ Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Se
                 "the shared array cannot be opened: it was sent from another PID namespace "
                 "(another container?)");
   }
-  Segment& segment = reach(handle.segment, handle.sender(), handle.fd, opened);
+  const auto reach_it = [&]() -> Segment& {
+    try {
+      return reach(handle.segment, handle.sender(), handle.fd, opened);
+    } catch (const Error& e) {
+      if (e.code() != Code::kNotFound || !handle.has_counted_opens()) throw;
+      throw_gone(MessageStatus::kSenderGone, "handle", handle.pid);
+    }
+  };
+  Segment& segment = reach_it();
+  if (handle.has_counted_opens() && !tensor_pools_->has_opened(segment, handle.sent())) {
+    const MessageStatus status = segment.status_of(handle.sent());
+    if (status != MessageStatus::kLive) throw_gone(status, "handle", handle.pid);
+  }
   if (segment.is_tensor_pool()) throw_error(Code::kValue, "this handle names the memory of a tensor pool");
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
   Use use = begin_use(segment, handle.block, handle.generation, is_readonly);

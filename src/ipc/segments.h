@@ -63,17 +63,20 @@ class Segments {
   // there were. Fails with kType (the memory is not shared).
   uint32_t revoke(const Array& array);
   // Sets how long a handle keeps the storage at most. Fails with kValue (this process has not sent such a
-  // handle; or it has no number, because there were too many handles on the storage).
+  // handle), kNoMemory (there were too many handles when it was made).
   void limit(std::span<const std::byte> handle, const HandleLimits& limits);
+  // Lets only so many processes open a handle, and notes that in its bytes. 0: any number. Fails with kValue
+  // (this process has not sent such a handle, or it has ended).
+  void set_opens(std::span<std::byte> handle, uint32_t opens);
   // Fails with kNotFound (the array does not exist any more, or cannot be reached: the message says why),
-  // kValue (not a handle).
+  // kValue (not a handle), kGone (only a number of processes may open it).
   Ref<Array> open(std::span<const std::byte> handle);
   // The same, but if the array cannot be opened, an array whose uses fail. Fails with kValue (not a handle),
   // std::bad_alloc.
   Ref<Array> open_or_lose(std::span<const std::byte> handle);
-  // This process keeps the storage of a handle of another process, as if it had sent it, at most for so long.
+  // This process keeps the storage of a handle of another process, too, at most until then (0: no limit).
   // False: a process has opened it, or its sender has revoked it. Fails as open().
-  bool take_over(std::span<const std::byte> handle, const HandleLimits& limits);
+  bool take_over(std::span<const std::byte> handle, int64_t until_ns);
   // Whether no process has opened a handle that this process has sent.
   bool is_unopened(std::span<const std::byte> handle);
 
@@ -142,6 +145,7 @@ class Segments {
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable,
                       OpenSegments::CloseUnused& opened);
   Ref<Array> open(const ArrayHandle& handle, const std::function<void(Segment&)>& then);
+  Segment* own_segment_of(const ArrayHandle& handle);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
 
   bool end_unused_memory(tenon_device device);

@@ -21,39 +21,6 @@ int64_t until(int64_t timeout_ns) noexcept {
   return __builtin_add_overflow(now_ns(), timeout_ns, &until_ns) ? INT64_MAX : std::max<int64_t>(until_ns, 1);
 }
 
-// A process that has taken the message over lives.
-bool has_keeper(const Segment& segment, const MessageRecord& record) noexcept {
-  const uint64_t keeper = look(record.keeper);
-  if (keeper == 0) return false;
-  const Control& control = segment.control();
-  const uint32_t participant = Keeper::participant(keeper);
-  return participant < kParticipants && control.has_place(participant) &&
-         control.place(participant).generation.load(std::memory_order_relaxed) ==
-             Keeper::generation(keeper) &&
-         look(control.place(participant).state) == PlaceState::kLive && is_alive(control, participant);
-}
-
-// The sender keeps it, too, as long as it lives: the other one may die before.
-bool is_kept(const Segment& segment, const MessageRecord& record) noexcept {
-  return segment.is_creator_alive() || has_keeper(segment, record);
-}
-
-[[noreturn]] void throw_gone(MessageStatus why, const MessageHead& message) {
-  const auto text = [&]() -> std::string {
-    switch (why) {
-      case MessageStatus::kOpened: return "as many processes have opened it as may (opens=)";
-      case MessageStatus::kExpired: return "its time limit has passed";
-      case MessageStatus::kRevoked: return "its sender has revoked it";
-      case MessageStatus::kReceiversGone: return "the processes for which it was have ended";
-      case MessageStatus::kSenderGone:
-        return concat("process ", message.pid, ", which sent it, has ended, or has closed its memory");
-      default: return "it has ended so long ago that it is not known why";
-    }
-  };
-  const MessageStatus reason = why == MessageStatus::kNone ? MessageStatus::kUnknown : why;
-  throw Error(Code::kGone, concat("the message cannot be opened: ", text()), static_cast<int32_t>(reason));
-}
-
 // Arrays of this process lie there. A message that it has sent may use the block without them.
 bool has_arrays_on(Segment& segment, uint32_t block, Access access) {
   if (block >= segment.header().blocks || !segment.is_used_here(block)) return false;
@@ -96,11 +63,9 @@ Ref<Storage> writable_copy(Storage& shared, Segment& segment) {
 // A list with one message, whose record is free.
 TensorPools::Messages TensorPools::take_record(Own& own) {
   Messages taken;
-  const uint32_t used = own.segment.pool_head().records_used.load(std::memory_order_relaxed);
-  if (used < own.segment.header().messages) {
+  if (own.segment.control().used_messages() < kMostMessages) {
     taken.emplace_back();
-    own.segment.commit_messages(used + 1);
-    taken.front().record = used;
+    taken.front().record = own.segment.new_message();  // no other process takes one
   } else {
     if (own.ended.empty()) look_at(own, true);
     if (own.ended.empty()) {
@@ -214,7 +179,8 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
   facts.since_ns = now_ns();
   facts.until_ns = until(options.timeout_ns >= 0 ? options.timeout_ns : own.options.timeout_ns);
   facts.site = site;
-  facts.is_handed_over = facts.opens == 1;
+  facts.sender = own.segment.keeper();
+  bool is_handed_over = facts.opens == 1;
   for (const Hold& hold : live.holds) {
     facts.nbytes += hold.segment->block(hold.block).nbytes.load(std::memory_order_relaxed);
   }
@@ -224,8 +190,9 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
     bool is_alone = sources[i].is_moved && facts.opens == 1;
     visit_bits(sources[i].segment->block(sources[i].block).users, [&](uint32_t p) { is_alone &= p == self; });
     if (is_alone) written[i].flags |= kHandedOver;
-    facts.is_handed_over &= is_alone;
+    is_handed_over &= is_alone;
   }
+  if (is_handed_over) facts.flags = kHandedOverMessage;
   live.has_opens = options.opens != 0;
   live.until_ns = facts.until_ns;
   live.generation = begin_message(own.segment.message(live.record), facts);
@@ -277,7 +244,9 @@ void TensorPools::revoke(std::span<const std::byte> bytes) {
   };
   const auto at = std::ranges::find_if(from, is_it);
   if (at == from.end()) {
-    if (own != nullptr || os::Process{head.pid, head.start} == os::this_process()) return;
+    const os::Process sender{head.pid, head.start};
+    // One of a process that has ended was opened, or is not kept by this process.
+    if (own != nullptr || sender == os::this_process() || os::has_ended(sender)) return;
     throw_error(Code::kValue, "process ", head.pid, " has sent this message, not this process, ",
                 os::this_process().pid);
   }
@@ -292,17 +261,13 @@ bool TensorPools::is_unopened(std::span<const std::byte> bytes) {
   const MessageHead head = ReadMessage::head_of(bytes);
   const std::scoped_lock locked(segments_.lock_);
   const Segment* const segment = segments_.open_.find(head.segment);
-  if (segment == nullptr || !segment->is_tensor_pool() ||
-      head.record >= std::min(look(segment->pool_head().records_used), segment->header().messages)) {
-    return false;
-  }
-  const MessageRecord& record = segment->message(head.record);
-  const int64_t until_ns = record.until_ns.load(std::memory_order_relaxed);
-  return status_of(record, head.generation) == MessageStatus::kLive && (until_ns == 0 || until_ns > now_ns());
+  return segment != nullptr && segment->is_tensor_pool() &&
+         segment->status_of(head.id()) == MessageStatus::kLive;
 }
 
 uint32_t TensorPools::count_live() {
   const std::scoped_lock locked(segments_.lock_);
+  look_at_kept(now_ns());
   uint32_t n = 0;
   const auto count = [&](Live& live) {
     end_over(live, now_ns());
@@ -311,7 +276,7 @@ uint32_t TensorPools::count_live() {
   };
   const auto count_own = [&](Live& live) {
     const MessageRecord& record = live.segment->message(live.record);
-    if (!has_keeper(*live.segment, record)) count(live);
+    if (!lives(live.segment->control(), look(record.keeper))) count(live);
   };
   for (auto& [id, own] : own_) std::ranges::for_each(own->live, count_own);
   std::ranges::for_each(kept_, count);
@@ -326,7 +291,7 @@ class TensorPools::Opened {
   Opened(Segments& segments, const MessageHead& message) : message_(message) {
     if (segments.open_.find(message.segment) == nullptr) check_reachable(message);
     pool_ = &reach(segments, message.segment, message.fd);
-    if (message.record >= std::min(look(pool_->pool_head().records_used), pool_->header().messages)) {
+    if (message.record >= pool_->control().used_messages()) {
       throw_error(Code::kValue, "this is not a message of a tensor pool: it names the record ",
                   message.record);
     }
@@ -341,12 +306,7 @@ class TensorPools::Opened {
   }
   MessageRecord& record() const noexcept { return pool_->message(message_.record); }
   // kLive, or why the message cannot be opened.
-  MessageStatus status() const noexcept {
-    const MessageStatus status = status_of(record(), message_.generation);
-    if (status != MessageStatus::kLive || is_kept(*pool_, record())) return status;
-    (void)end_message(record(), message_.generation, MessageStatus::kSenderGone);
-    return status_of(record(), message_.generation);
-  }
+  MessageStatus status() const noexcept { return pool_->status_of(message_.id()); }
 
  private:
   Segment& reach(Segments& segments, const SegmentId& id, int fd) {
@@ -362,7 +322,7 @@ class TensorPools::Opened {
       if (e.code() != Code::kNotFound) throw;
       // The pool of another process may have gone after the end of the message.
       const MessageStatus now = pool_ != nullptr ? status() : MessageStatus::kSenderGone;
-      throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, message_);
+      throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, "message", message_.pid);
     }
   }
 
@@ -371,24 +331,23 @@ class TensorPools::Opened {
   std::vector<Segment*> others_;
 };
 
-bool TensorPools::has_opened(const MessageHead& message) const noexcept {
-  const auto at = opened_.find({message.segment, message.record});
+bool TensorPools::has_opened(const Segment& segment, const MessageId& message) const noexcept {
+  const auto at = opened_.find({segment.header().id, message.record});
   return at != opened_.end() && at->second == message.generation;
 }
 
-// Fails with kGone. Requires that this process uses the blocks.
-void TensorPools::count_open(const ReadMessage& message, Segment& pool) {
-  if (has_opened(message)) return;
-  uint32_t& generation = opened_[{message.segment, message.record}];
+MessageStatus TensorPools::count_open(Segment& segment, const MessageId& message) {
+  if (has_opened(segment, message)) return MessageStatus::kLive;
+  uint32_t& generation = opened_[{segment.header().id, message.record}];
   bool is_last = false;
   const MessageStatus status =
-      impl::open_message(pool.message(message.record), message.generation, now_ns(), &is_last);
-  if (is_last) {
-    (void)add(pool.pool_head().ended, 1u);
-    signal_event(pool.pool_head().room);
+      impl::open_message(segment.message(message.record), message.generation, now_ns(), &is_last);
+  if (is_last && segment.is_tensor_pool()) {
+    (void)add(segment.pool_head().ended, 1u);
+    signal_event(segment.pool_head().room);
   }
-  if (status != MessageStatus::kLive) throw_gone(status, message);
-  generation = message.generation;
+  if (status == MessageStatus::kLive) generation = message.generation;
+  return status;
 }
 
 void TensorPools::forget_closed() noexcept {
@@ -408,9 +367,9 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
     segments_.look_at_ended_uses();
     forget_closed();
     const Opened opened(segments_, message);
-    const bool is_again = has_opened(message);
+    const bool is_again = has_opened(opened.pool(), message.id());
     const MessageStatus status = opened.status();
-    if (status != MessageStatus::kLive && !is_again) throw_gone(status, message);
+    if (status != MessageStatus::kLive && !is_again) throw_gone(status, "message", message.pid);
     std::vector<Segments::Use> uses;
     uses.reserve(message.all.size());
     for (const ReadArray& array : message.all) {
@@ -421,7 +380,7 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
       if (!may_use || !segment.use(array.block, array.generation)) {
         if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
         const MessageStatus now = opened.status();
-        throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, message);
+        throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, "message", message.pid);
       }
       uses.emplace_back(use.release());
     }
@@ -443,7 +402,8 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
                   " do not lie in the memory that it names");
     }
     if (!has_copies) {
-      count_open(message, opened.pool());
+      const MessageStatus now = count_open(opened.pool(), message.id());
+      if (now != MessageStatus::kLive) throw_gone(now, "message", message.pid);
       return arrays;
     }
   }
@@ -461,8 +421,9 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
   }
   const std::scoped_lock locked(segments_.lock_);
   Segment* const pool = segments_.open_.find(message.segment);
-  if (pool == nullptr) throw_gone(MessageStatus::kSenderGone, message);
-  count_open(message, *pool);
+  if (pool == nullptr) throw_gone(MessageStatus::kSenderGone, "message", message.pid);
+  const MessageStatus now = count_open(*pool, message.id());
+  if (now != MessageStatus::kLive) throw_gone(now, "message", message.pid);
   return arrays;
 }
 
@@ -500,9 +461,11 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
       is_kept = is_kept && segment.use(array.block, array.generation);
       if (is_kept) live.holds.push_back({&segment, array.block});
     }
-    const uint64_t keeper =
-        Keeper::make(participant.index(), participant.place().generation.load(std::memory_order_relaxed));
-    if (!is_kept || !keep_message(opened.record(), message.generation, keeper)) {
+    // The deadline is of the message.
+    const int64_t deadline = opened.record().until_ns.load(std::memory_order_relaxed);
+    if (deadline != 0) live.until_ns = live.until_ns == 0 ? deadline : std::min(live.until_ns, deadline);
+    const uint64_t keeper = live.segment->keeper();
+    if (!is_kept || !keep_message(opened.record(), message.generation, keeper, live.until_ns)) {
       finish(kept, kept.begin(), nullptr);
       return false;
     }

@@ -52,7 +52,7 @@ Ref<TensorPool> TensorPools::create(const TensorPoolOptions& options) {
     if (plan.data_nbytes > unit) plan.data_nbytes = round_up(plan.data_nbytes, unit);
   }
   plan.blocks = kMostBlocks;
-  plan.messages = kMostMessages;
+  plan.is_tensor_pool = true;
   std::unique_ptr<Segment> made = Segment::create(plan, MutexOwner::instance());
   Segment& segment = *made;
   uint64_t key[4];
@@ -378,6 +378,25 @@ void TensorPools::look_at(Own& own, bool is_thorough) noexcept {
   }
 }
 
+// Ends the uses of the messages of other processes that are over, or that this one has kept long enough.
+void TensorPools::look_at_kept(int64_t now) noexcept {
+  for (auto at = kept_.begin(); at != kept_.end();) {
+    const auto message = at++;
+    Segment& segment = *message->segment;
+    MessageRecord& record = segment.message(message->record);
+    const bool is_live = status_of(record, message->generation) == MessageStatus::kLive;
+    const bool is_over = message->until_ns != 0 && message->until_ns <= now;
+    // The sender keeps it as long as it wants.
+    if (is_live && is_over && lives(segment.control(), look(record.sender))) {
+      drop_message(record, segment.keeper());
+      finish(kept_, message, nullptr);
+      continue;
+    }
+    end_over(*message, now);
+    if (status_of(record, message->generation) != MessageStatus::kLive) finish(kept_, message, nullptr);
+  }
+}
+
 // ------------------------------------------------------------------------------------------- duties
 
 bool TensorPools::sweep() noexcept {
@@ -401,12 +420,7 @@ bool TensorPools::sweep() noexcept {
     segments_.open_.remove_allocator(here->first);
     own_.erase(here);
   }
-  for (auto at = kept_.begin(); at != kept_.end();) {
-    const auto message = at++;
-    end_over(*message, now);
-    const MessageStatus status = status_of(message->segment->message(message->record), message->generation);
-    if (status != MessageStatus::kLive) finish(kept_, message, nullptr);
-  }
+  look_at_kept(now);
   return is_unfinished || !kept_.empty();
 }
 

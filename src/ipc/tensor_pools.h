@@ -50,6 +50,12 @@ class TensorPools {
   // Of messages with a number of opens.
   uint32_t count_live();
 
+  // This process has opened a message, or a handle whose opens are counted.
+  bool has_opened(const Segment& segment, const MessageId& message) const noexcept;
+  // Counts the open of one that exists, unless this process has opened it before. kLive, or why it has ended.
+  // Requires that this process uses the blocks.
+  MessageStatus count_open(Segment& segment, const MessageId& message);
+
   // Ends what has reached its limits, and returns memory. True: it must be called again later.
   bool sweep() noexcept;
   // In a forked child: the messages are the parent's.
@@ -104,10 +110,9 @@ class TensorPools {
   void finish(Messages& from, Messages::iterator at, Messages* ended) noexcept;
   void look_at(Own& own, bool is_thorough) noexcept;
   static void end_over(Live& live, int64_t now) noexcept;
+  void look_at_kept(int64_t now) noexcept;
   void schedule_sweep() noexcept;
   const char* lasting(const char* site);
-  bool has_opened(const MessageHead& message) const noexcept;
-  void count_open(const ReadMessage& message, Segment& pool);
   void forget_closed() noexcept;
 
   Segments& segments_;

@@ -37,8 +37,18 @@ static void check_handles(void) {
   CHECK(is_kept == 1);
   CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 1);
   CHECK(tenon_handle_is_unopened(handle.data, handle.nbytes) == 0);
+  CHECK(tenon_handle_set_opens(&handle, 2, &error) == TENON_ERR_VALUE);
   CHECK(tenon_handle_take_over(handle.data, handle.nbytes, 0, &is_kept, &error) == TENON_OK && is_kept == 0);
   CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 0);
+  CHECK(tenon_shared_send(array, &handle, &error) == TENON_OK);
+  CHECK(tenon_handle_set_opens(&handle, 0xffff, &error) == TENON_ERR_VALUE);
+  CHECK(tenon_handle_set_opens(&handle, 2, &error) == TENON_OK);
+  for (int i = 0; i < 3; ++i) { /* one process counts once */
+    CHECK(tenon_shared_open(handle.data, handle.nbytes, &again, &error) == TENON_OK);
+    tenon_array_release(again);
+  }
+  CHECK(tenon_handle_is_unopened(handle.data, handle.nbytes) == 1);
+  CHECK(tenon_shared_revoke(array, &count, &error) == TENON_OK && count == 1);
   tenon_array_release(array);
   CHECK(tenon_shared_open(handle.data, handle.nbytes, &plain, &error) == TENON_ERR_NOT_FOUND ||
         plain != NULL); /* the memory is given back soon, not at once */

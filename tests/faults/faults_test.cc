@@ -613,8 +613,10 @@ std::string what_is_left() {
     for (uint32_t i = 0; i < control.used_blocks(); ++i) {
       const impl::Block& block = control.block(i);
       blocks += look(block.state) == impl::BlockState::kUsed ? 1 : 0;
-      for (const auto& number : block.sent) sent += look(number) != 0 ? 1 : 0;
-      sent += look(block.sent_more);
+    }
+    for (uint32_t i = 0; i < control.used_messages(); ++i) {
+      const uint64_t word = look(control.message(i).word);
+      sent += impl::MessageWord::status(word) == impl::MessageStatus::kLive ? 1 : 0;
     }
   });
   const bool is_clean = now.storages == 0 && now.regions == 0 && now.heap_nbytes == 0 && now.views == 0 &&

@@ -114,7 +114,7 @@ def _bind(reference: weakref.ref[Any], handle: bytes, end: float) -> bool:
     pid = getattr(popen, "pid", None)
     if pid is None and popen is not None:
         return time.monotonic() > end
-    with contextlib.suppress(ValueError):  # it has no number: the handle then has no limit
+    with contextlib.suppress(MemoryError):  # there were too many handles: it then has no limit
         try:
             # Without an object of the process, the process could not be started.
             _core.limit_handle(handle, pid or 0, None if pid else 0.0)

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from types import EllipsisType
 from typing import Any, Literal
 
 from .. import _core
@@ -44,20 +45,28 @@ class Shared:
     numa_node: int | None = None
 
 
+_MOST_OPENS = 60_000
+
+
 class Handle:
-    """A handle of a shared array that keeps its memory for a limited time. Unpickling it returns the array.
+    """A handle of a shared array that keeps its memory for some processes or for some time. Unpickling it
+    returns the array.
 
     The pickle of the shared array itself keeps the memory until a process has opened it, `revoke_handles` is
     called, or this process ends. A Handle can be sent in the same ways::
 
         queue.put(tn.Handle(a, receiver=worker.pid, timeout=60))
-
-    It can be opened several times, also after its limit, as long as some process has the array.
+        data = pickle.dumps(tn.Handle(a, opens=3))  # for three processes
 
     Parameters
     ----------
     array : NDArray
         A shared array.
+    opens : int or None, optional
+        How many processes may open it. It keeps the memory until then, and a use of what a further process
+        has received raises `MessageGone`. None: any number. A second open in one process is not counted; one
+        by a process that dies afterwards is. Without ``opens``, the first process that opens it ends what it
+        keeps, and it can be opened, also after its limit, as long as some process has the array.
     receiver : int or None
         The process (pid) that will open it. After the end of that process, the memory is freed within one
         second. None: any process.
@@ -67,24 +76,35 @@ class Handle:
     Raises
     ------
     TypeError
-        The array is not shared; the receiver is no integer, or the timeout no number.
+        The array is not shared; the receiver or ``opens`` is no integer, or the timeout no number.
     ProcessLookupError
         There is no such process.
     ValueError
-        24 unopened handles of the array have a limit already: open some of them, or call `revoke_handles`
+        ``receiver`` is not a process number. ``opens`` is not positive. ``timeout`` is negative or NaN.
+    MemoryError
+        4,096 handles of arrays in the same memory are unopened: open some of them, or call `revoke_handles`
         first.
-        ``receiver`` is not a process number. ``timeout`` is negative or NaN.
     """
 
     __slots__ = ("_data", "_until")
 
-    def __init__(self, array: NDArray, *, receiver: int | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        array: NDArray,
+        *,
+        opens: int | EllipsisType | None = ...,
+        receiver: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
         limits = _limits(receiver, timeout)
+        most = 0 if opens is None or opens is ... else count(opens, "opens", 1, _MOST_OPENS)
         self._data = _core.send_array(array)
         try:
+            if opens is not ...:
+                self._data = _core.set_handle_opens(self._data, most)
             self._limit(*limits)
         except BaseException:
-            _core.open_array(self._data)  # so that it does not keep the memory: no process has it
+            self.revoke()  # no process has it
             raise
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:

@@ -234,7 +234,7 @@ def _lines(segment: Facts) -> Iterator[str | Table]:
                 n,
             )
             for a in arrays
-            for n in [sum(sent["count"] for sent in a["handles"]) + a["more_handles"]]
+            for n in [sum(sent["count"] for sent in a["handles"])]
         ],
     )
     for array in segment["arrays"]:
@@ -244,7 +244,7 @@ def _lines(segment: Facts) -> Iterator[str | Table]:
         [
             (
                 message["record"],
-                "-" if message["pid"] is None else message["pid"],
+                f"{message['pid'] or '-'}{' (lost)' if message['lost'] else ''}",
                 message["nbytes"],
                 "any" if message["opens_left"] is None else message["opens_left"],
                 _age(message["left_ns"]),
@@ -288,7 +288,11 @@ def _notes(array: Facts) -> Iterator[str]:
         yield f"  {block}: {process} died while it was writing bytes {death['begin']}..{death['end']}"
     for sent in array["handles"]:
         process = "a process that is gone" if sent["pid"] is None else f"process {sent['pid']}"
-        yield f"  {block}: {counted(sent['count'], 'handle')} on the way, sent by {process}"
+        handles = counted(sent["count"], "handle")
+        if sent["lost"]:
+            yield f"  {block}: {handles} lost: the sender, {process}, has ended"
+        else:
+            yield f"  {block}: {handles} on the way, sent by {process}"
     arena = array["arena"]
     if arena is None:
         return

@@ -190,17 +190,126 @@ def test_the_native_part_refuses_bad_times_too():
     tn.revoke_handles(a)
 
 
-def test_of_too_many_handles_none_can_have_a_limit(shown):
-    a = tn.zeros(3, shared=True)
+def test_a_hundred_handles_of_one_array_can_have_limits(shown):
+    a = tn.full(4, 7, shared=True)
     plain = [pickle.dumps(a) for _ in range(24)]
-    text = "made when 24 other handles of the array were unopened.*revoke them all.*tn.revoke_handles"
-    for _ in range(3):
-        with pytest.raises(ValueError, match=text):
-            tn.Handle(a, timeout=1)
-    assert shown() == 24, "what was refused keeps nothing"
-    assert tn.revoke_handles(a) == 24
-    tn.Handle(a, timeout=0)
-    del plain
+    limited = [tn.Handle(a, timeout=0.05 if n % 2 else 600) for n in range(100)]
+    data = [pickle.dumps(handle) for handle in limited]
+    until(lambda: shown() == 24 + 50)
+    del a, limited
+    gc.collect()
+    for one in plain + data[2::2]:
+        assert pickle.loads(one).tolist() == [7] * 4
+    assert shown() == 1
+    assert pickle.loads(data[0]).tolist() == [7] * 4
+    assert shown() == 0
+    until(lambda: is_gone(data[1]))
+
+
+def open_in(process, data):
+    return process.ask("import pickle; a = pickle.loads(data)", data=data)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_as_many_processes_open_a_handle_as_may(is_dropped, other, another, shown):
+    a = tn.full(4, 7, shared=True)
+    data = pickle.dumps(tn.Handle(a, opens=3))
+    if is_dropped:
+        del a
+        gc.collect()
+    open_in(other, data)
+    open_in(other, data)  # is not counted
+    open_in(another, data)
+    assert shown() == 1
+    assert pickle.loads(data).tolist() == [7] * 4
+    assert shown() == 0
+    with Other() as fourth:
+        open_in(fourth, data)
+        with pytest.raises(tn.MessageGone, match="handle cannot be opened: as many processes") as raised:
+            fourth.ask("a.tolist()")
+        assert raised.value.reason == "opened"
+    assert other.ask("pickle.loads(data).tolist()", data=data) == [7] * 4
+    assert another.ask("a.tolist()") == [7] * 4
+
+
+def test_a_process_that_dies_after_it_has_opened_a_handle_is_counted(other, another, shown):
+    data = pickle.dumps(tn.Handle(tn.full(4, 7, shared=True), opens=2))
+    open_in(other, data)
+    other.kill()
+    assert shown() == 1
+    open_in(another, data)
+    assert shown() == 0 and another.ask("a.tolist()") == [7] * 4
+    with pytest.raises(tn.MessageGone):
+        pickle.loads(data).tolist()
+
+
+@pytest.mark.parametrize("reason", ["revoked", "expired", "receivers gone"])
+def test_a_handle_for_any_number_of_processes_ends_with_its_limits_and_says_why(
+    reason, other, another, shown
+):
+    with Other() as receiver:
+        limits = {"revoked": {}, "expired": {"timeout": 2.0}, "receivers gone": {"receiver": receiver.pid}}
+        a = tn.full(4, 7, shared=True)
+        handle = tn.Handle(a, opens=None, **limits[reason])
+        data = pickle.dumps(handle)
+        for process in (other, another):
+            open_in(process, data)
+            assert process.ask("a.tolist()") == [7] * 4
+            assert shown() == 1
+        if reason == "revoked":
+            assert tn.revoke_handles(a) == 1
+        receiver.kill()
+        until(lambda: shown() == 0)
+    with pytest.raises(tn.MessageGone) as raised:
+        pickle.loads(data).tolist()
+    assert raised.value.reason == reason
+    assert other.ask("pickle.loads(data).tolist()", data=data) == [7] * 4, "it has opened it before"
+
+
+def test_a_counted_handle_of_a_dead_sender_says_so(other, another):
+    other.ask("import pickle; a = tn.full(4, 7, shared=True); kept = tn.zeros(3, shared=True)")
+    data = other.ask("pickle.dumps(tn.Handle(a, opens=2))")
+    open_in(another, data)
+    other.kill()
+    with pytest.raises(tn.MessageGone) as raised:
+        pickle.loads(data).tolist()
+    assert raised.value.reason == "sender gone"
+    assert another.ask("a.tolist()") == [7] * 4
+
+
+@pytest.mark.parametrize(
+    ("opens", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError), (2**40, ValueError)]
+)
+def test_bad_numbers_of_opens_are_refused(opens, error, shown):
+    a = tn.zeros(3, shared=True)
+    with pytest.raises(error, match="opens is "):
+        tn.Handle(a, opens=opens)
+    assert shown() == 0
+
+
+def test_a_handle_that_was_opened_gets_no_number_of_opens(other):
+    a = tn.zeros(3, shared=True)
+    data = _core.send_array(a)
+    _core.open_array(data)
+    with pytest.raises(ValueError, match="has ended"):
+        _core.set_handle_opens(data, 2)
+    with pytest.raises(ValueError, match="not this process"):
+        _core.set_handle_opens(other.ask("tn.Handle(a)._data", a=a), 2)
+    tn.revoke_handles(a)
+
+
+def test_a_name_is_free_while_handles_of_its_array_are_unopened(other):
+    name = f"handles-of-{os.getpid()}"
+    a = tn.full(4, 7, shared=name)
+    first, second = pickle.dumps(a), pickle.dumps(tn.Handle(a, opens=None))
+    open_in(other, first)
+    other.ask("a = None")
+    del a
+    gc.collect()
+    b = tn.full(4, 8, shared=name)
+    c = pickle.loads(second)
+    assert c.tolist() == [7] * 4 and b.tolist() == [8] * 4
+    assert tn.revoke_handles(c) == 1
 
 
 @pytest.mark.parametrize("shared", [True, "own"])

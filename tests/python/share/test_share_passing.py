@@ -119,6 +119,30 @@ def test_a_limit_of_the_sender_does_not_end_what_was_taken_over(other):
     assert handles_of_this_process() == before
 
 
+def test_the_limit_of_a_process_that_takes_over_is_not_that_of_a_living_sender(other):
+    other.ask("a = tn.full(3, 7, shared=True); handle = tn.Handle(a)._data; a = None")
+    before = handles_of_this_process()
+    handle = other.ask("handle")
+    assert _core.take_over_handle(handle, 0.05)
+    until(lambda: handles_of_this_process() == before)
+    assert other.ask("tn._core.is_handle_unopened(handle)")
+    assert _core.open_array(handle).tolist() == [7] * 3
+
+
+def put_for_three(link):
+    link.send(tn.Handle(tn.full(3, 7, shared=True), opens=3))
+
+
+def test_the_parent_keeps_it_for_as_many_processes_as_may_open_it(other, another):
+    before = handles_of_this_process()
+    data = sent_by_a_child(put_for_three)
+    for process, left in ((other, 1), (another, 1)):
+        assert process.ask("import pickle; pickle.loads(data).tolist()", data=data) is None
+        assert handles_of_this_process() == before + left
+    assert pickle.loads(data).tolist() == [7] * 3
+    assert handles_of_this_process() == before
+
+
 def open_and_end(link, data):
     array = pickle.loads(data)
     del array

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
+from tenon import _core
 
 SECONDS = 600
 MiB = 1 << 20
@@ -529,6 +530,21 @@ def test_a_process_does_not_wait_longer_than_it_says():
     assert raised.value.reason == "sender gone"
 
 
+def test_the_limit_of_a_process_that_keeps_a_message_is_not_that_of_a_living_sender(pool):
+    message = pool.dumps(np.ones(5000), opens=None)
+    core = _core.core_of_message(message)
+
+    def keep():
+        assert _core.take_over_message(core, 0.01)
+        time.sleep(0.02)
+        _core.linger_pools(0.0)  # it looks at what it keeps
+        return tn.loads(message).sum()
+
+    assert in_child(keep) == 5000
+    assert tn.loads(message).sum() == 5000
+    assert pool.revoke(message=message) == 1
+
+
 def _send_and_end(queue):
     pool = tn.TensorPool("4 MiB", inline=0, linger=SECONDS)
     queue.put(pool.dumps({"x": np.ones(5000)}))
@@ -545,6 +561,20 @@ def test_a_child_of_multiprocessing_passes_its_messages_to_its_parent(method):
     child.join(SECONDS)
     assert child.exitcode == 0
     assert tn.loads(messages[0])["x"].sum() == 5000 and tn.loads(messages[1]) == {"small": 1}
+
+
+def test_the_parent_revokes_what_it_keeps_of_an_ended_child(pool):
+    queue = fork.Queue()
+    child = fork.Process(target=_send_and_end, args=(queue,))
+    child.start()
+    first, second = queue.get(), queue.get()
+    child.join(SECONDS)
+    assert pool.revoke(message=first) == 1 and pool.revoke(message=first) == 0
+    with pytest.raises(tn.MessageGone) as raised:
+        tn.loads(first)
+    assert raised.value.reason in ("revoked", "sender gone")
+    assert tn.loads(second) == {"small": 1}
+    assert pool.revoke(message=second) == 0
 
 
 def _send_small_and_end(queue):

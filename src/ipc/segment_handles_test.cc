@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The laws of the records of handles: what keeps a block, and for how long.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "ipc/participant.h"
+#include "ipc/stand_in_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr uint64_t kNbytes = 4096;
+
+class HandleRecords : public testing::Test {
+ protected:
+  StandIn a_{4};  // the creator
+  StandIn b_{a_}, c_{a_};
+};
+
+TEST_F(HandleRecords, AHandleKeepsABlockUntilItIsOpened) {
+  const uint32_t block = a_.take(kNbytes);
+  const MessageId handle = a_.segment().send(block);
+  a_.leave(block);
+  EXPECT_FALSE(a_.segment().free_if_unused(block));
+  ASSERT_TRUE(b_.use(block));
+  EXPECT_EQ(b_.segment().receive(handle), MessageStatus::kLive);
+  EXPECT_EQ(b_.segment().receive(handle), MessageStatus::kOpened);
+  b_.leave(block);
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+TEST_F(HandleRecords, EveryHandleOfManyCounts) {
+  const uint32_t block = a_.take(kNbytes);
+  std::vector<MessageId> handles;
+  for (uint32_t i = 0; i < 100; ++i) handles.push_back(a_.segment().send(block));
+  a_.leave(block);
+  for (const MessageId& handle : handles) {
+    EXPECT_FALSE(a_.segment().free_if_unused(block));
+    EXPECT_EQ(b_.segment().receive(handle), MessageStatus::kLive);
+  }
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+TEST_F(HandleRecords, HandlesEndWithTheirSender) {
+  for (const uint32_t count : {1, 48}) {
+    const uint32_t block = a_.take(kNbytes);
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block));
+    a_.leave(block);
+    for (uint32_t i = 0; i < count; ++i) (void)d.segment().send(block);
+    d.leave(block);
+    EXPECT_TRUE(d.segment().has_sent());
+    EXPECT_FALSE(a_.segment().has_sent());
+    EXPECT_FALSE(a_.segment().free_if_unused(block));
+    d.die();
+    reap_all(a_.segment().control());
+    EXPECT_TRUE(a_.segment().free_if_unused(block)) << count << " handles";
+  }
+}
+
+TEST_F(HandleRecords, AHandleOfOneBlockKeepsNoOther) {
+  const uint32_t block = a_.take(kNbytes), other = a_.take(kNbytes);
+  const MessageId first = a_.segment().send(block), second = a_.segment().send(block);
+  const MessageId of_other = a_.segment().send(other);
+  a_.leave(block);
+  a_.leave(other);
+  EXPECT_EQ(b_.segment().receive(second), MessageStatus::kLive);  // the one that the block names
+  EXPECT_FALSE(a_.segment().free_if_unused(block));
+  EXPECT_EQ(b_.segment().receive(of_other), MessageStatus::kLive);
+  EXPECT_TRUE(a_.segment().free_if_unused(other));
+  EXPECT_EQ(b_.segment().receive(first), MessageStatus::kLive);
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+// More than there are records: handles without limits share them.
+TEST_F(HandleRecords, HandlesHaveNoGreatestNumber) {
+  const uint32_t block = a_.take(kNbytes), other = a_.take(kNbytes);
+  std::vector<MessageId> handles;
+  for (uint32_t i = 0; i < kMostMessages + 100; ++i) handles.push_back(a_.segment().send(block));
+  EXPECT_THROW((void)a_.segment().send(other), Error) << "no record is of this one";
+  EXPECT_THROW(a_.segment().limit(handles.back(), {{}, now_ns() + 1'000'000'000}), Error);
+  EXPECT_FALSE(a_.segment().set_opens(handles.back(), 2));
+  a_.leave(block);
+  for (const MessageId& handle : handles) {
+    ASSERT_FALSE(a_.segment().free_if_unused(block));
+    ASSERT_EQ(b_.segment().receive(handle), MessageStatus::kLive);
+  }
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+  EXPECT_LT(a_.segment().send(other).record, kMostMessages);
+}
+
+// The records of processes that have gone, and those that a process gives away, are used again.
+TEST_F(HandleRecords, RecordsOfManyProcessesAreUsedAgain) {
+  const uint32_t block = a_.take(kNbytes);
+  constexpr uint32_t kEach = 1000;
+  for (int round = 0; round < 8; ++round) {
+    StandIn d{a_};
+    ASSERT_TRUE(d.use(block));
+    std::vector<MessageId> handles;
+    for (uint32_t i = 0; i < kEach; ++i) handles.push_back(d.segment().send(block));
+    if (round % 2 == 0) {
+      d.leave(block);
+      d.die();
+      continue;
+    }
+    for (const MessageId& handle : handles) (void)a_.segment().receive(handle);
+    (void)d.segment().end_limited();
+    d.leave(block);
+    for (uint32_t i = 0; i < kEach; ++i) handles[i] = a_.segment().send(block);
+    for (const MessageId& handle : handles) {
+      ASSERT_EQ(a_.segment().receive(handle), MessageStatus::kLive);
+    }
+    (void)a_.segment().end_limited();
+  }
+  a_.leave(block);
+  reap_all(a_.segment().control());
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+// Processes that send and open handles at once never get one record for two messages.
+TEST_F(HandleRecords, ProcessesThatSendAtOnceHaveRecordsOfTheirOwn) {
+  const uint32_t block = a_.take(kNbytes);
+  ASSERT_TRUE(b_.use(block) && c_.use(block));
+  std::atomic<uint32_t> opened{0};
+  std::vector<std::thread> threads;
+  constexpr uint32_t kRounds = 3000;
+  for (StandIn* stand_in : {&a_, &b_, &c_}) {
+    for (int t = 0; t < 2; ++t) {
+      threads.emplace_back([&, stand_in] {
+        std::vector<MessageId> handles;
+        for (uint32_t i = 0; i < kRounds; ++i) {
+          handles.push_back(stand_in->segment().send(block));
+          if (handles.size() < 1 + i % 50) continue;
+          for (const MessageId& handle : handles)
+            opened += a_.segment().receive(handle) == MessageStatus::kLive ? 1 : 0;
+          handles.clear();
+          if (i % 7 == 0) (void)stand_in->segment().end_limited();
+        }
+        for (const MessageId& handle : handles)
+          opened += a_.segment().receive(handle) == MessageStatus::kLive ? 1 : 0;
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(opened, 6 * kRounds);
+  for (StandIn* stand_in : {&a_, &b_, &c_}) {
+    EXPECT_FALSE(stand_in->segment().has_sent());
+    stand_in->leave(block);
+  }
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+// A process keeps a handle for a time beside its sender, which lives. Its limit ends only what it keeps.
+TEST_F(HandleRecords, TheLimitOfAProcessThatTakesAHandleOverIsNotTheSenders) {
+  const uint32_t block = a_.take(kNbytes);
+  ASSERT_TRUE(b_.use(block));
+  a_.leave(block);
+  const MessageId handle = b_.segment().send(block);
+  b_.leave(block);
+  EXPECT_TRUE(c_.segment().take_over(handle, now_ns() - 1));
+  EXPECT_TRUE(b_.segment().has_sent());
+  EXPECT_FALSE(a_.segment().free_if_unused(block)) << "the sender keeps it";
+  EXPECT_TRUE(c_.segment().take_over(handle, 0));
+  constexpr std::chrono::milliseconds kLimit{10};
+  b_.segment().limit(handle, {{}, now_ns() + std::chrono::nanoseconds(kLimit).count()});
+  std::this_thread::sleep_for(2 * kLimit);
+  EXPECT_FALSE(a_.segment().free_if_unused(block)) << "the other process keeps it";
+  c_.die();
+  reap_all(a_.segment().control());
+  EXPECT_EQ(a_.segment().status_of(handle), MessageStatus::kExpired);
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+}  // namespace
+}  // namespace tenon::impl
