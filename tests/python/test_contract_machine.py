@@ -305,7 +305,7 @@ class ContractMachine(RuleBasedStateMachine):
             answer = Answer(frozenset(["ValueError"]))
         if not answer.is_told_at_once:
             return
-        is_done, _ = self.expect(answer, lambda: source.real.copyto(array.real), a)
+        is_done, _ = self.expect(answer, lambda: source.real.copyto(array.real), a, b)
         if is_done:
             b.values[...] = a.values
             b.memory.writes += 1
