@@ -26,7 +26,10 @@ struct Good {
   std::vector<Ref<Array>> arrays;
   std::vector<std::byte> bytes;
 
-  Good() : pool(TensorPool::create({.budget_nbytes = 1 << 20})) {
+  Good() {
+    TensorPoolOptions options;
+    options.budget_nbytes = 1 << 20;
+    pool = TensorPool::create(options);
     constexpr std::array<int64_t, 2> kShape = {7, 5};
     for (const uint8_t bits : {uint8_t{32}, uint8_t{8}}) {
       const Ref<Array> array = pool->empty(DType(TENON_UINT, bits, 1), kShape, 0);
@@ -38,7 +41,9 @@ struct Good {
   void send() {
     const std::array<Array*, 2> sent = {arrays[0].get(), arrays[1].get()};
     bytes.resize(most_nbytes_of_message(sent));
-    bytes.resize(pool->send(sent, {.opens = 0}, bytes));
+    SendOptions options;
+    options.opens = 0;
+    bytes.resize(pool->send(sent, options, bytes));
   }
 };
 
