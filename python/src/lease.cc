@@ -136,8 +136,8 @@ class NativeLease {
   }
   void detach() { tenon_lease_detach(&lease_); }
 
-  static nb::object open_block(nb::handle_t<NativeLease> self, nb::handle block, nb::handle task) {
-    return python::open_block(block, nb::cast<NativeLease&>(self).lease_, nb::make_tuple(self, task));
+  static nb::object open_block(nb::handle_t<NativeLease> self, nb::handle block) {
+    return python::open_block(block, nb::cast<NativeLease&>(self).lease_, nb::borrow(self));
   }
 
  private:
@@ -258,10 +258,9 @@ void add_leases(nb::module_& module) {
       .def("release", &NativeLease::release)
       .def("fail", &NativeLease::fail, nb::arg("message"))
       .def("detach", &NativeLease::detach)
-      .def(
-          "open_block", &NativeLease::open_block, nb::arg("block"), nb::arg("task").none(),
-          nb::sig("def open_block(self, block: object, task: object) -> Any"),
-          "The view of a block that is being entered, under this lease. The block keeps both until its end.");
+      .def("open_block", &NativeLease::open_block, nb::arg("block"),
+           nb::sig("def open_block(self, block: object) -> Any"),
+           "The view of a block that is being entered, under this lease. The block keeps it until its end.");
   module.def("holders", holders, nb::arg("array"),
              nb::sig("def holders(array: NDArray) -> list[tuple[str, str, bool, int, float, str, str]]"),
              "(kind, mode, is granted, thread, age in seconds, name, site) of what holds the memory or waits "

@@ -247,7 +247,27 @@ void find_views(const tenon_holder* holder, const void* begin, const void* end, 
 
 }  // namespace
 
-// The address of asyncio's current task. Asked only when memory is held, perhaps under the lock of a queue.
+// It is an attribute of the task, because a later task may have the same address. A task without attributes
+// gets a new number at each call: it waits for its own leases.
+uint64_t number_of_task(PyObject* task) noexcept {
+  static Name name("_tenon_number");
+  static uint64_t last = 0;
+  const KeepError keep_error;
+  if (const nb::object kept = nb::steal(PyObject_GenericGetAttr(task, name.get())); kept.is_valid()) {
+    const uint64_t number = PyLong_AsUnsignedLongLong(kept.ptr());
+    if (number != 0 && PyErr_Occurred() == nullptr) return number;
+  }
+  forget_error();
+  const uint64_t number = ++last;
+  const nb::object value = nb::steal(PyLong_FromUnsignedLongLong(number));
+  const int collects =
+      PyGC_Disable();  // before CPython 3.12, the dict of the attribute may begin a collection
+  if (!value.is_valid() || PyObject_GenericSetAttr(task, name.get(), value.ptr()) != 0) forget_error();
+  if (collects != 0) PyGC_Enable();
+  return number;
+}
+
+// Asked only when memory is held, perhaps under the lock of a queue.
 // So no Python code may run: it could give up the GIL, and other threads wait for that lock with the GIL.
 uint64_t current_task() noexcept {
   if (!owners::holds_gil()) return 0;
@@ -269,7 +289,7 @@ uint64_t current_task() noexcept {
     if (tasks.is_valid()) task = nb::borrow(PyDict_GetItemWithError(tasks.ptr(), loop.ptr()));
   }
   if (!task.is_valid()) forget_error();
-  return task.is_valid() && !task.is_none() ? reinterpret_cast<uint64_t>(task.ptr()) : 0;
+  return task.is_valid() && !task.is_none() ? number_of_task(task.ptr()) : 0;
 }
 
 std::string ReportTimer::waited_text() const {
@@ -339,6 +359,9 @@ void add_waiting(nb::module_& module) {
         return static_cast<double>(tenon_set_report_period(std::llround(seconds * 1e9))) / 1e9;
       },
       nb::arg("seconds"), "Returns the previous period of reports. 0: does not change.");
+  module.def(
+      "number_of_task", [](nb::handle task) { return number_of_task(task.ptr()); }, nb::arg("task"),
+      "A number of a task of asyncio that no other one ever gets.");
   module.def("end_reports", Visit::end_all, "Threads of the library run no Python code from now on.");
 }
 

@@ -12,7 +12,10 @@ namespace tenon::python {
 // Sets the hooks for waits of the C library.
 void add_waiting(nb::module_& module);
 
-// The task of asyncio that runs, as in tenon_lease_options; 0: none.
+// The number of a task of asyncio, which no other one ever gets. Requires the GIL; runs no Python code.
+uint64_t number_of_task(PyObject* task) noexcept;
+
+// The number of the task that runs; 0: none.
 uint64_t current_task() noexcept;
 
 // While the body of an op runs in this thread. Requires the GIL at its begin and end.

@@ -1431,6 +1431,9 @@ class ReportTimer:
 def set_report_seconds(seconds: float) -> float:
     """Returns the previous period of reports. 0: does not change."""
 
+def number_of_task(task: object) -> int:
+    """A number of a task of asyncio that no other one ever gets."""
+
 def end_reports() -> None:
     """Threads of the library run no Python code from now on."""
 
@@ -1746,9 +1749,9 @@ class NativeLease:
 
     def detach(self) -> None: ...
 
-    def open_block(self, block: object, task: object) -> Any:
+    def open_block(self, block: object) -> Any:
         """
-        The view of a block that is being entered, under this lease. The block keeps both until its end.
+        The view of a block that is being entered, under this lease. The block keeps it until its end.
         """
 
 def holders(array: NDArray) -> list[tuple[str, str, _bool, int, float, str, str]]:

@@ -583,3 +583,30 @@ def test_a_forked_child_has_no_requests_of_the_parent_s_tasks():
         print("over")
     """)
     assert (done.stdout, done.returncode) == ("over\n", 0), done.stderr
+
+
+def test_a_task_at_the_address_of_one_that_has_ended_is_a_stranger():
+    a = tn.zeros(3)
+    kept = []
+
+    async def keep():
+        with a.write() as v:
+            kept.append(v[:2])
+        return id(asyncio.current_task())
+
+    async def conflict_at(address):
+        if id(asyncio.current_task()) != address:
+            return False
+        with pytest.raises((TimeoutError, tn.DeadlockError)):
+            a.lease("w", timeout=0)
+        return True
+
+    async def main():
+        address = await asyncio.create_task(keep())
+        for _ in range(10_000):
+            if await asyncio.create_task(conflict_at(address)):
+                return
+        pytest.skip("no task got the address")
+
+    asyncio.run(main())
+    kept.clear()

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from .. import _core
 from .._array.creation import empty
@@ -16,11 +16,8 @@ from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
 from .._sync.endings import Views, outlived
-from .._sync.lease import TimeLimit, heed_outlived, heed_survivors, taken, taken_later
+from .._sync.lease import TimeLimit, heed_outlived, heed_survivors, take, take_later
 from .._values import seconds
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 class Arena:
@@ -249,7 +246,6 @@ class Use:
         self._timeout = None if timeout is None else seconds(timeout, "timeout", ", or None")
         self._on_owner_died = check_on_owner_died(on_owner_died)
         self._lease: NativeLease | None = None
-        self._task: asyncio.Task[Any] | None = None
         self._views = Views()
 
     def _begin(self) -> NativeLease:
@@ -266,8 +262,8 @@ class Use:
 
     def __enter__(self) -> ArenaFields:
         lease, arena = self._begin(), self._arena
-        take = functools.partial(lease.use, arena._native, self._layout, self._timeout)
-        self._task = taken(take, arena._data, self._on_owner_died)
+        acquire = functools.partial(lease.use, arena._native, self._layout, self._timeout)
+        take(acquire, arena._data, self._on_owner_died)
         return self._fields(lease)
 
     async def __aenter__(self) -> ArenaFields:
@@ -275,7 +271,7 @@ class Use:
         enter = functools.partial(lease.enter, arena._native, self._layout)
         limit = TimeLimit(self._timeout, f"use the layout {self._layout!r} of the arena")
         died = self._on_owner_died
-        self._task = await taken_later(lease, enter, arena._data, died, limit, arena._native)
+        await take_later(lease, enter, arena._data, died, limit, arena._native)
         return self._fields(lease)
 
     def _fields(self, lease: NativeLease) -> ArenaFields:
@@ -298,7 +294,6 @@ class Use:
 
     def _end(self, error: BaseException | None, frame: FrameType | None) -> None:
         assert self._lease is not None
-        self._task = None
         is_free = self._views.end(frame, error)
         del frame
         if error is not None and self._is_write:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
@@ -20,9 +20,6 @@ from .._errors import LeaseEscaped, LeaseEscapedWarning, OpError, OwnerDied, Ten
 from .endings import Outlived, outlived, settle, this_thread
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
-
-if TYPE_CHECKING:
-    import asyncio
 
 Mode = Literal["r", "w"]
 
@@ -70,10 +67,10 @@ class Lease:
         if outlived and mode == "w" and _core.may_change_outlived(array):
             heed_outlived(array)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
-        self._task = current_task()
-        while True:  # as taken(), inlined: a call takes a fifth of the time of a lease
+        task = number_of(current_task())
+        while True:  # as take(), inlined: a call takes a fifth of the time of a lease
             try:
-                self._native.acquire(timeout, number_of(self._task))
+                self._native.acquire(timeout, task)
                 return
             except OwnerDied as error:
                 repair(array, error, on_owner_died)
@@ -81,7 +78,6 @@ class Lease:
     def release(self) -> None:
         """Releases the lease. Idempotent. May be called from any thread, and never waits."""
         self._native.release()
-        self._task = None
 
     def detach(self) -> Lease:
         """Removes the owner of the lease, so any thread may release it. Returns the lease."""
@@ -129,7 +125,8 @@ def enter_block(
     """Enters ``with a.read()`` or ``with a.write()`` (python/src/block.cc) in a task of asyncio, or with a
     function that repairs. Returns the view."""
     lease = NativeLease(array, is_write, is_overwrite, on_died == "ignore")
-    return lease.open_block(block, taken(functools.partial(lease.acquire, timeout), array, on_died))
+    take(functools.partial(lease.acquire, timeout), array, on_died)
+    return lease.open_block(block)
 
 
 async def enter_block_later(
@@ -144,7 +141,8 @@ async def enter_block_later(
     lease = NativeLease(array, is_write, is_overwrite, on_died == "ignore")
     doing = "lease for writing" if is_write else "lease for reading"
     limit = TimeLimit(timeout, f"{doing} the array of shape {array.shape} and dtype {array.dtype}")
-    return lease.open_block(block, await taken_later(lease, lease.check, array, on_died, limit))
+    await take_later(lease, lease.check, array, on_died, limit)
+    return lease.open_block(block)
 
 
 async def nothing_later() -> None:
@@ -287,16 +285,13 @@ def where_views_are_kept(arrays: list[NDArray], views: list[Holder] | None = Non
     return text
 
 
-def taken(
-    take: Callable[[int], object], array: NDArray, on_owner_died: OnOwnerDied
-) -> asyncio.Task[Any] | None:
-    """Calls ``take`` with the number of the caller's task, again after each repair. Returns the task, which
-    has to be kept as long as the lease."""
-    task = current_task()
+def take(acquire: Callable[[int], object], array: NDArray, on_owner_died: OnOwnerDied) -> None:
+    """Calls ``acquire`` with the number of the caller's task, again after each repair."""
+    task = number_of(current_task())
     while True:
         try:
-            take(number_of(task))
-            return task
+            acquire(task)
+            return
         except OwnerDied as error:
             repair(array, error, on_owner_died)
 
@@ -308,28 +303,28 @@ class TimeLimit(NamedTuple):
     doing: str  # what the wait is for, after "cannot"
 
 
-async def taken_later(
+async def take_later(
     lease: NativeLease,
     check: Callable[[], None],
     array: NDArray,
     on_owner_died: OnOwnerDied,
     limit: TimeLimit,
     arena: _core.NativeArena | None = None,
-) -> asyncio.Task[Any] | None:
-    """As taken(), with a request. Calls ``check`` when the lease has been granted."""
-    task = current_task()
+) -> None:
+    """As take(), with a request. Calls ``check`` when the lease has been granted."""
+    task = number_of(current_task())
     while True:
         try:
             await granted(lease, task, limit, arena)
             check()
-            return task
+            return
         except OwnerDied as error:
             repair(array, error, on_owner_died)
 
 
 async def granted(
     lease: NativeLease,
-    task: asyncio.Task[Any] | None,
+    task: int,
     limit: TimeLimit,
     arena: _core.NativeArena | None = None,
 ) -> None:
@@ -343,7 +338,7 @@ async def granted(
         if not signal.set():
             lease.cancel()
 
-    is_granted = lease.request(tell, number_of(task), arena)
+    is_granted = lease.request(tell, task, arena)
     if is_granted and not lease.call_ahead():
         return
     behind = ""

@@ -53,9 +53,8 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def number_of(task: asyncio.Task[Any] | None) -> int:
-    """The number of a task in the library. A lease keeps its task alive, so no other task gets the same
-    number."""
-    return 0 if task is None else id(task)
+    """The number of a task in the library. No other task ever gets it."""
+    return 0 if task is None else _core.number_of_task(task)
 
 
 class Signal:
