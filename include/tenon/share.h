@@ -67,13 +67,13 @@ typedef struct tenon_handle {
 
 /* Creates a handle. It keeps the memory until a process has opened it, or this process has ended.
  * tenon_handle_limit and tenon_shared_revoke shorten this time. Fails with TYPE (the array is not shared),
- * NO_MEMORY (4,096 handles of other arrays in the same memory are unopened), SYSTEM. */
+ * NO_MEMORY (16,384 handles of other arrays in the same memory are unopened), SYSTEM. */
 TENON_API tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, tenon_error* error);
 
 /* Limits how long a handle of this process keeps the memory: while the process receiver runs (0: any process
  * may receive it), and at most timeout_ns (< 0: no limit; 0: not any more). The memory is freed within one
  * second. Opening the handle later succeeds if some process has the array then. Fails with NOT_FOUND (there
- * is no process receiver), VALUE (this process has not sent the handle), NO_MEMORY (4,096 handles were
+ * is no process receiver), VALUE (this process has not sent the handle), NO_MEMORY (16,384 handles were
  * unopened when it was made: then only tenon_shared_revoke ends it). */
 TENON_API tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, int64_t timeout_ns,
                                           tenon_error* error);

@@ -230,7 +230,7 @@ constexpr uint64_t places_at(uint32_t blocks) noexcept {
 constexpr uint64_t pool_head_at(uint32_t blocks) noexcept {
   return places_at(blocks) + kParticipants * kPlaceStride;
 }
-constexpr uint32_t kMostMessages = 4096;
+constexpr uint32_t kMostMessages = 16'384;
 constexpr size_t kMessageStride = 128;
 constexpr uint64_t messages_at(uint32_t blocks) noexcept { return pool_head_at(blocks) + kPage; }
 constexpr uint64_t control_end(uint32_t blocks) noexcept {

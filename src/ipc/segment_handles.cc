@@ -134,11 +134,12 @@ uint32_t Segment::revoke(uint32_t index) noexcept {
   uint32_t n = 0;
   for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
     MessageRecord& record = message(i);
-    if (look(record.sender) != self && look(record.keeper) != self) continue;
     uint64_t word = look(record.word);
-    if (record.block.load(std::memory_order_relaxed) != index) continue;
     while (MessageWord::status(word) == MessageStatus::kLive) {
       const uint32_t generation = MessageWord::generation(word);
+      // If one of these is of a later message, the exchange fails.
+      if (look(record.sender) != self && look(record.keeper) != self) break;
+      if (record.block.load(std::memory_order_relaxed) != index) break;
       if (look_at_message(control_, record, generation) != MessageStatus::kLive) break;
       if (!exchange(record.word, word,
                     MessageWord::make(generation, MessageWord::opens(word), MessageStatus::kRevoked))) {
@@ -199,9 +200,12 @@ bool Segment::end_limited() noexcept {
   const std::scoped_lock uses(uses_lock_);
   for (const Limited& sent : over) {
     MessageRecord& record = message(sent.handle.record);
-    // Its receiver does not bind the process that has taken it over.
-    if (!lives(control_, look(record.keeper)) || look(record.keeper) == keeper())
+    // Its receiver does not bind the process that has taken it over; this one keeps it no more.
+    if (!lives(control_, look(record.keeper)) || look(record.keeper) == keeper()) {
       (void)end_message(record, sent.handle.generation, MessageStatus::kReceiversGone);
+    } else if (is_own(sent.handle)) {
+      store(record.until_ns, int64_t{1});
+    }
     std::erase_if(limited_, [&](const Limited& l) {
       return l.handle.record == sent.handle.record && l.handle.generation == sent.handle.generation;
     });

@@ -381,7 +381,7 @@ void Queue::note_ended(const RequestPart& part, int n) noexcept {
   note_kept(n);
   if (part.request->owner.thread == this_thread_id()) {
     this_thread.requests += n;
-  } else {
+  } else if (n > 0) {
     detail::has_requests_of_others.store(true, std::memory_order_relaxed);
   }
 }
