@@ -600,8 +600,8 @@ class Accesses {
 
 }  // namespace
 
-RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access,
-                                     const Extent& extent) const noexcept {
+RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access, const Extent& extent,
+                                     bool only_exported) const noexcept {
   if (views_ == nullptr && view_requests_ == 0 && ended_ == 0) return nullptr;
   const auto is_candidate = [&](const RequestPart& e) {
     return !e.is_granted && in_conflict(access, extent, e.access, e.extent);
@@ -609,7 +609,8 @@ RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access,
   if (first_near(extent, is_candidate) == nullptr) return nullptr;  // the usual case
   Accesses own, kept;
   for (const RequestPart* e = ended_ != 0 ? head_ : nullptr; e != nullptr; e = e->next) {
-    if (e->is_ended && e->request->owner.includes(actor)) own.add(e->access, e->extent);
+    if (!e->is_ended || (only_exported && !e->views->is_exported)) continue;
+    if (e->request->owner.includes(actor)) own.add(e->access, e->extent);
   }
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted) continue;

@@ -225,10 +225,11 @@ class Queue : public QueueBase {
   bool is_in_view(Access access, const Extent& extent) const noexcept;
   // The first part that conflicts and waits for views of the host; or null.
   RequestPart* first_behind_host(Access access, const Extent& extent) const noexcept;
-  // The first part that conflicts and waits for an ended part of the actor or, with is_host, for views of the
-  // host, or for a part that waits for one of these; or null.
-  RequestPart* first_behind_own(Actor actor, bool is_host, Access access,
-                                const Extent& extent) const noexcept;
+  // The first part that conflicts and waits for an ended part of the actor (with only_exported: of an
+  // exported view) or, with is_host, for views of the host, or for a part that waits for one of these; or
+  // null.
+  RequestPart* first_behind_own(Actor actor, bool is_host, Access access, const Extent& extent,
+                                bool only_exported = false) const noexcept;
   // A part or a view uses some of these bytes.
   bool is_used(const Extent& extent) const noexcept {
     return (head_ != nullptr && first_conflict(Access::kWrite, extent) != nullptr) ||

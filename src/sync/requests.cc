@@ -190,8 +190,13 @@ Appended check_views(RequestPart& part, Request& request, Conflict* conflict) no
     part.next = queue.first_behind_own(request.owner, is_host, part.access, part.extent);
     return Appended::kGranted;
   }
-  const RequestPart* const kept = is_host ? queue.first_behind_host(part.access, part.extent) : nullptr;
-  if (kept == nullptr) return Appended::kGranted;  // the search for deadlocks handles the rest
+  const RequestPart* kept = is_host ? queue.first_behind_host(part.access, part.extent) : nullptr;
+  if (kept == nullptr && is_host && queue.has_ended_parts()) {
+    kept = queue.first_behind_own(request.owner, false, part.access, part.extent, true);
+  }
+  // The search for deadlocks handles the rest. It does not follow exports, because other threads may close
+  // them.
+  if (kept == nullptr) return Appended::kGranted;
   return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*kept));
 }
 

@@ -217,3 +217,16 @@ def test_a_view_of_a_thread_that_has_ended_is_not_one_of_a_later_thread_with_its
         else:
             pytest.skip("no thread has got the number of the first one")
     assert set(errors) == {TimeoutError}
+
+
+def test_a_call_that_would_wait_for_its_own_export_is_refused():
+    torch = pytest.importorskip("torch")
+    a = tn.zeros((3, 4))
+    with a.write():
+        row = torch.from_dlpack(a[0])
+    op = tn.push(lambda x: None, tn.write(a), on_conflict="wait")
+    with pytest.raises(tn.LeaseConflict):
+        a.copy()
+    del row
+    op.wait()
+    assert a.copy().shape == (3, 4)
