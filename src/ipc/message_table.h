@@ -8,9 +8,9 @@
 // effect at once. The record of a message of a pool does not list the blocks, which may lie in several
 // segments: the bytes of the message do, and its sender uses them as long as it is live.
 //
-// A record has one word that all of its changes go through, so a process may be killed or stopped after any
-// store. A process that opens a message uses its blocks first, and then counts the open: so it has both or
-// none. Only its sender begins messages in a record. Another process takes the record when the sender has
+// The generation of a record, its opens and its end are one word, so a process may be killed or stopped after
+// any store. A process that opens a message uses its blocks first, and then counts the open: so it has both
+// or none. Only its sender begins messages in a record. Another process takes the record when the sender has
 // gone or has given it away, by one exchange of the field `sender`.
 #pragma once
 

@@ -48,8 +48,9 @@ struct QueueBase {
 // requests that become ready are put on the caller's list. Only append() may allocate, for the index; without
 // memory the queue has none.
 // Invariants: among unfinished parts that conflict, only the first is granted, except for parts that act
-// under another part of the same actor and for work on streams behind submitted parts; a waiting part waits
-// for an earlier part or for the host.
+// under another part of the same actor, for work on streams behind submitted parts, and for ended parts of
+// one lease, their owner and ops that ignore views; a waiting part waits for an earlier part, for one that
+// was granted before it was inserted, or for the host.
 class Queue : public QueueBase {
  public:
   // Shared. A hint for callers without the lock, after their wait: if true, they must check with the lock.
@@ -139,7 +140,8 @@ class Queue : public QueueBase {
   // Inserts a part that has begun right behind the part under which it acts. It is granted.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
   // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
-  // it get ended parts if it is that of a lease, and else become views of the host. True if there is one.
+  // it go under an outer part that allows them. Else they get ended parts if it is that of a lease, and
+  // become views of the host if not. True if there is such a view.
   bool remove(RequestPart* part, ReadyList* ready) noexcept {
     if (!is_alone(*part)) return remove_among(part, ready);
     remove_alone(part);

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import tenon as tn
+from tenon import _core
 from tenon._core import NativeLease
 from tenon._sync import views as _views
 
@@ -587,14 +588,16 @@ def test_a_forked_child_has_no_requests_of_the_parent_s_tasks():
 
 def test_a_task_at_the_address_of_one_that_has_ended_is_a_stranger():
     a = tn.zeros(3)
-    kept = []
+    kept, numbers = [], []
 
     async def keep():
         with a.write() as v:
             kept.append(v[:2])
+        numbers.append(_core.number_of_task(asyncio.current_task()))
         return id(asyncio.current_task())
 
     async def conflict_at(address):
+        numbers.append(_core.number_of_task(asyncio.current_task()))
         if id(asyncio.current_task()) != address:
             return False
         with pytest.raises((TimeoutError, tn.DeadlockError)):
@@ -603,10 +606,8 @@ def test_a_task_at_the_address_of_one_that_has_ended_is_a_stranger():
 
     async def main():
         address = await asyncio.create_task(keep())
-        for _ in range(10_000):
-            if await asyncio.create_task(conflict_at(address)):
-                return
-        pytest.skip("no task got the address")
+        return [await asyncio.create_task(conflict_at(address)) for _ in range(1000)]
 
     asyncio.run(main())
+    assert len(set(numbers)) == 1001  # also where no task gets the address
     kept.clear()
