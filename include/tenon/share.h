@@ -82,7 +82,8 @@ TENON_API tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t r
  * until then, and further processes fail with GONE. opens 0: any number, until the handle is revoked or this
  * process has ended. A second open in one process is not counted; one by a process that dies afterwards is.
  * Without this call, the first open ends what the handle keeps, and it can be opened as long as some process
- * has the array. Fails with VALUE (this process has not sent the handle, or it has ended). \since 0.6 */
+ * has the array. Fails with VALUE (this process has not sent the handle, or it has ended; opens is over
+ * 65,534), NO_MEMORY (as tenon_handle_limit). \since 0.6 */
 TENON_API tenon_status tenon_handle_set_opens(tenon_handle* handle, uint32_t opens, tenon_error* error);
 
 /* Ends the effect of all unopened handles of the array that this process has sent: they do not keep the
@@ -101,8 +102,9 @@ TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, teno
 TENON_API tenon_status tenon_shared_receive(const void* data, uint64_t nbytes, tenon_array** out,
                                             tenon_error* error);
 /* Keeps the memory of a handle that another process has sent, and that may end, beside that process: until
- * the handle has ended, or timeout_ns have passed (< 0: no limit). is_kept receives 0 if it has ended
- * already; may be NULL. Fails as tenon_shared_open, but not with GONE. \since 0.6 */
+ * the handle has ended, or timeout_ns have passed (< 0: no limit; then within one second). is_kept receives 0
+ * if it has ended already, or if a third process keeps it, too; may be NULL. Fails as tenon_shared_open, but
+ * not with GONE. \since 0.6 */
 TENON_API tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns,
                                               int32_t* is_kept, tenon_error* error);
 /* 1: a handle that this process has sent keeps the memory: as many processes as may have not opened it yet.

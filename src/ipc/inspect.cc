@@ -223,29 +223,31 @@ class Inspection {
     array->arena = std::move(arena);
   }
 
-  // The place of a process that sends or keeps messages; null: it is another's now.
-  const PlaceReport* place_of(uint64_t keeper) const {
-    const uint32_t p = Keeper::participant(keeper);
+  // The place of a process that sends messages; null: it is another's now.
+  const PlaceReport* place_of(uint64_t sender) const {
+    const PlaceReport* const place = place_at(Sender::participant(sender));
+    const bool is_its = sender != 0 && place != nullptr &&
+                        look(control_.place(place->index).generation) == Sender::generation(sender);
+    return is_its ? place : nullptr;
+  }
+  const PlaceReport* place_at(uint32_t p) const {
     const auto at = std::ranges::find(report_.places, p, &PlaceReport::index);
-    const bool is_its = keeper != 0 && at != report_.places.end() &&
-                        look(control_.place(p).generation) == Keeper::generation(keeper);
-    return is_its ? &*at : nullptr;
+    return at != report_.places.end() ? &*at : nullptr;
   }
 
   void look_at_message(uint32_t i) {
     const MessageRecord& record = control_.message(i);
     const uint64_t word = look(record.word);
-    if (MessageWord::status(word) != MessageStatus::kLive) return;
-    const uint64_t keeper = look(record.keeper);
-    const PlaceReport* place = place_of(keeper);
+    if (!MessageWord::is_live(word)) return;
+    const uint32_t keeper = MessageWord::keeper(word);
+    const PlaceReport* place = keeper != MessageWord::kNoKeeper ? place_at(keeper - 1) : nullptr;
     const bool is_taken_over = place != nullptr && !place->is_dead();
     if (!is_taken_over) place = place_of(look(record.sender));
     const bool is_lost = place == nullptr || place->is_dead();
-    const int64_t until =
-        (is_taken_over ? record.keeper_until_ns : record.until_ns).load(std::memory_order_relaxed);
+    const int64_t until = record.until_ns.load(std::memory_order_relaxed);
     const uint32_t block = record.block.load(std::memory_order_relaxed);
     if (block != kNoBlock) {
-      if (place == nullptr || (until != 0 && until <= now_ns())) return;
+      if (place == nullptr || (!is_taken_over && until != 0 && until <= now_ns())) return;
       SentReport& sent = sent_[block][place->index];
       sent = {place->index, place->process.pid, sent.count + count_of_handles(record, word), is_lost};
       return;

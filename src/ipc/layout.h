@@ -32,7 +32,7 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 4;  // a segment with another one cannot be read
+constexpr uint16_t kMajor = 5;  // a segment with another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 512;
@@ -220,7 +220,8 @@ constexpr uint64_t kLivesAt = round_up(sizeof(Header), kPage);
 // In the page of the header, after it: the blocks from this number on were never used,
 constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
 constexpr uint64_t kPlacesUsedAt = kBlocksUsedAt + 8;    // and the places,
-constexpr uint64_t kMessagesUsedAt = kPlacesUsedAt + 8;  // and the records of messages
+constexpr uint64_t kMessagesUsedAt = kPlacesUsedAt + 8;  // and the records of messages.
+constexpr uint64_t kForksAt = kMessagesUsedAt + 8;       // The number of forks of processes that use it.
 static_assert(sizeof(Header) <= kBlocksUsedAt);
 constexpr uint64_t kBlocksAt = kLivesAt + kParticipants * sizeof(Life);
 static_assert(kBlocksAt % kPage == 0);

@@ -4,9 +4,28 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/text.h"
+#include "ipc/participant.h"
 
 namespace tenon::impl {
+namespace {
+
+// The limit of a live message has passed, and ends it.
+bool is_over(const MessageRecord& record, uint64_t word, int64_t now_ns) noexcept {
+  const int64_t until_ns = record.until_ns.load(std::memory_order_relaxed);
+  const bool is_of_pool = record.block.load(std::memory_order_relaxed) == kNoBlock;
+  return until_ns != 0 && until_ns <= now_ns &&
+         (is_of_pool || MessageWord::keeper(word) == MessageWord::kNoKeeper);
+}
+
+// The word, if it is of a live message of this generation; else 0.
+uint64_t live_word(const MessageRecord& record, uint32_t generation) noexcept {
+  const uint64_t word = look(record.word);
+  return MessageWord::generation(word) == generation && MessageWord::is_live(word) ? word : 0;
+}
+
+}  // namespace
 
 uint32_t begin_message(MessageRecord& record, const MessageFacts& facts) noexcept {
   uint32_t generation = MessageWord::generation(record.word.load(std::memory_order_relaxed)) + 1;
@@ -15,8 +34,6 @@ uint32_t begin_message(MessageRecord& record, const MessageFacts& facts) noexcep
   store(record.since_ns, facts.since_ns);
   store(record.nbytes, facts.nbytes);
   store(record.sender, facts.sender);
-  store(record.keeper, uint64_t{0});
-  store(record.keeper_until_ns, int64_t{0});
   store(record.block, facts.block);
   store(record.flags, facts.flags);
   uint64_t site[kSiteWords] = {};
@@ -26,7 +43,7 @@ uint32_t begin_message(MessageRecord& record, const MessageFacts& facts) noexcep
     std::memcpy(site, facts.site + (n > room ? n - room : 0), std::min(n, room));
   }
   for (size_t i = 0; i < kSiteWords; ++i) store(record.site[i], site[i]);
-  publish(record.word, MessageWord::make(generation, facts.opens, MessageStatus::kLive));
+  publish(record.word, MessageWord::make(generation, facts.opens));
   return generation;
 }
 
@@ -41,16 +58,15 @@ MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t n
   uint64_t word = look(record.word);
   while (true) {
     if (MessageWord::generation(word) != generation) return MessageStatus::kUnknown;
-    if (MessageWord::status(word) != MessageStatus::kLive) return MessageWord::status(word);
+    if (!MessageWord::is_live(word)) return MessageWord::status(word);
     const uint32_t opens = MessageWord::opens(word);
-    const int64_t until_ns = record.until_ns.load(std::memory_order_relaxed);
     uint64_t next = word;
-    if (until_ns != 0 && until_ns <= now_ns && look(record.keeper) == 0) {
-      next = MessageWord::make(generation, opens, MessageStatus::kExpired);
+    if (is_over(record, word, now_ns)) {
+      next = MessageWord::with_status(word, MessageStatus::kExpired);
     } else if (opens == 1) {
-      next = MessageWord::make(generation, 0, MessageStatus::kOpened);
+      next = MessageWord::with_status(MessageWord::with_opens(word, 0), MessageStatus::kOpened);
     } else if (opens != MessageWord::kNoLimit) {
-      next = MessageWord::make(generation, opens - 1, MessageStatus::kLive);
+      next = MessageWord::with_opens(word, opens - 1);
     }
     if (next != word && !exchange(record.word, word, next)) continue;
     *is_last = MessageWord::status(next) != MessageStatus::kLive;
@@ -60,44 +76,23 @@ MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t n
 }
 
 bool end_message(MessageRecord& record, uint32_t generation, MessageStatus why) noexcept {
-  uint64_t word = look(record.word);
-  while (MessageWord::generation(word) == generation && MessageWord::status(word) == MessageStatus::kLive) {
-    if (exchange(record.word, word, MessageWord::make(generation, MessageWord::opens(word), why)))
-      return true;
+  while (uint64_t word = live_word(record, generation)) {
+    if (exchange(record.word, word, MessageWord::with_status(word, why))) return true;
   }
   return false;
 }
 
-bool keep_message(MessageRecord& record, uint32_t generation, uint64_t keeper, int64_t until_ns) noexcept {
-  uint64_t before = look(record.keeper);
-  store(record.keeper_until_ns, until_ns);
-  do {
-    if (status_of(record, generation) != MessageStatus::kLive) return false;
-  } while (!exchange(record.keeper, before, keeper));
-  if (status_of(record, generation) == MessageStatus::kLive) return true;
-  drop_message(record, keeper);  // the record may have another message now
-  return false;
-}
-
-void drop_message(MessageRecord& record, uint64_t keeper) noexcept {
-  (void)exchange(record.keeper, keeper, uint64_t{0});
-}
-
 bool set_opens(MessageRecord& record, uint32_t generation, uint32_t opens) noexcept {
-  uint64_t word = look(record.word);
-  while (MessageWord::generation(word) == generation && MessageWord::status(word) == MessageStatus::kLive) {
-    if (exchange(record.word, word, MessageWord::make(generation, opens, MessageStatus::kLive))) return true;
+  while (uint64_t word = live_word(record, generation)) {
+    if (exchange(record.word, word, MessageWord::with_opens(word, opens))) return true;
   }
   return false;
 }
 
 bool add_open(MessageRecord& record) noexcept {
   uint64_t word = look(record.word);
-  while (MessageWord::status(word) == MessageStatus::kLive &&
-         MessageWord::opens(word) + 1 < MessageWord::kNoLimit) {
-    const uint64_t next =
-        MessageWord::make(MessageWord::generation(word), MessageWord::opens(word) + 1, MessageStatus::kLive);
-    if (exchange(record.word, word, next)) return true;
+  while (MessageWord::is_live(word) && MessageWord::opens(word) + 1 < MessageWord::kNoLimit) {
+    if (exchange(record.word, word, MessageWord::with_opens(word, MessageWord::opens(word) + 1))) return true;
   }
   return false;
 }
@@ -112,6 +107,83 @@ std::string site_of(const MessageRecord& record) {
   for (size_t i = 0; i < kSiteWords; ++i) site[i] = record.site[i].load(std::memory_order_relaxed);
   const auto* const text = reinterpret_cast<const char*>(site);
   return readable({text, strnlen(text, sizeof site)});
+}
+
+// ------------------------------------------------------------------------- with the processes that live
+
+bool lives(const Control& control, uint64_t sender) noexcept {
+  const uint32_t participant = Sender::participant(sender);
+  if (sender == 0 || !control.has_place(participant)) return false;
+  const Place& place = control.place(participant);
+  return look(place.state) == PlaceState::kLive &&
+         place.generation.load(std::memory_order_relaxed) == Sender::generation(sender) &&
+         is_alive(control, participant);
+}
+
+bool has_living_keeper(const Control& control, uint64_t word) noexcept {
+  const uint32_t keeper = MessageWord::keeper(word);
+  return keeper != MessageWord::kNoKeeper && control.has_place(keeper - 1) && is_alive(control, keeper - 1);
+}
+
+MessageStatus fate_of(const Control& control, const MessageRecord& record, uint64_t word,
+                      uint64_t has_left) noexcept {
+  const uint64_t sender = look(record.sender);
+  const bool is_sent = sender != has_left && lives(control, sender);
+  if (!is_sent && MessageWord::keeper(word) == MessageWord::kNoKeeper) return MessageStatus::kSenderGone;
+  return is_over(record, word, now_ns()) ? MessageStatus::kExpired : MessageStatus::kLive;
+}
+
+MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept {
+  while (uint64_t word = live_word(record, generation)) {
+    // Only a reaper ends what a dead process has kept: until then, no other process gets its place.
+    const bool is_kept =
+        MessageWord::keeper(word) == MessageWord::kNoKeeper || has_living_keeper(control, word);
+    if (!is_kept && reap(control, MessageWord::keeper(word) - 1)) continue;
+    const MessageStatus fate = fate_of(control, record, word);
+    if (fate == MessageStatus::kLive) return fate;
+    if (exchange(record.word, word, MessageWord::with_status(word, fate))) return fate;
+  }
+  return status_of(record, generation);
+}
+
+bool keep_message(const Control& control, MessageRecord& record, uint32_t generation,
+                  uint32_t participant) noexcept {
+  while (uint64_t word = live_word(record, generation)) {
+    const uint32_t keeper = MessageWord::keeper(word);
+    if (keeper == participant + 1) return true;
+    if (keeper != MessageWord::kNoKeeper) {
+      if (reap(control, keeper - 1) || look(record.word) != word) continue;
+      return false;
+    }
+    if (exchange(record.word, word, MessageWord::with_keeper(word, participant + 1))) return true;
+  }
+  return false;
+}
+
+void drop_message(const Control& control, MessageRecord& record, uint32_t generation, uint32_t participant,
+                  MessageStatus why) noexcept {
+  while (uint64_t word = live_word(record, generation)) {
+    if (MessageWord::keeper(word) != participant + 1) return;
+    uint64_t next = MessageWord::with_keeper(word, MessageWord::kNoKeeper);
+    if (fate_of(control, record, next) != MessageStatus::kLive) next = MessageWord::with_status(word, why);
+    if (exchange(record.word, word, next)) return;
+  }
+}
+
+void leave_messages(const Control& control, uint32_t participant) noexcept {
+  const uint32_t place = control.place(participant).generation.load(std::memory_order_relaxed);
+  const uint64_t self = Sender::make(participant, place);
+  for (uint32_t i = 0, used = control.used_messages(); i < used; ++i) {
+    MessageRecord& record = control.message(i);
+    for (uint64_t word = look(record.word); MessageWord::is_live(word); word = look(record.word)) {
+      const bool is_keeper = MessageWord::keeper(word) == participant + 1;
+      if (!is_keeper && look(record.sender) != self) break;
+      uint64_t next = is_keeper ? MessageWord::with_keeper(word, MessageWord::kNoKeeper) : word;
+      const MessageStatus fate = fate_of(control, record, next, self);
+      if (fate != MessageStatus::kLive) next = MessageWord::with_status(word, fate);
+      if (next == word || exchange(record.word, word, next)) break;
+    }
+  }
 }
 
 }  // namespace tenon::impl

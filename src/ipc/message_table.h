@@ -8,10 +8,17 @@
 // effect at once. The record of a message of a pool does not list the blocks, which may lie in several
 // segments: the bytes of the message do, and its sender uses them as long as it is live.
 //
-// The generation of a record, its opens and its end are one word, so a process may be killed or stopped after
-// any store. A process that opens a message uses its blocks first, and then counts the open: so it has both
-// or none. Only its sender begins messages in a record. Another process takes the record when the sender has
-// gone or has given it away, by one exchange of the field `sender`.
+// The generation of a record, its keeper, its opens and its end are one word. Each change of it is one
+// exchange of a word that was looked at, and the change is decided from that word. So a process may be
+// killed or stopped after any step, and no process ends a message that another one has begun to keep
+// meanwhile. A process that opens a message uses its blocks first, and then counts the open: so it has both
+// or none.
+//
+// The keeper is a process that keeps the message beside its sender. The word names its place. A place is
+// freed when no word names it any more (Participant), so the word needs no generation of the place.
+//
+// Only its sender begins messages in a record. Another process takes the record when the sender has gone or
+// has given it away, by one exchange of the field `sender`.
 #pragma once
 
 #include <atomic>
@@ -35,19 +42,40 @@ enum class MessageStatus : uint8_t {
   kLive = 7,
 };
 
-// The generation of a record, the opens that are left, and its status, in one word.
+// The generation of a record, the keeper, the opens that are left, and the status, in one word.
 struct MessageWord {
   static constexpr uint32_t kNoLimit = 0xffff;  // of opens
-  static constexpr uint64_t make(uint32_t generation, uint32_t opens, MessageStatus status) noexcept {
-    return uint64_t{generation} << 32 | uint64_t{opens} << 8 | static_cast<uint64_t>(status);
+  static constexpr uint32_t kNoKeeper = 0;
+  static constexpr uint64_t make(uint32_t generation, uint32_t opens) noexcept {
+    return uint64_t{generation} << 32 | uint64_t{opens} << kOpensAt |
+           static_cast<uint64_t>(MessageStatus::kLive);
   }
   static constexpr uint32_t generation(uint64_t word) noexcept { return static_cast<uint32_t>(word >> 32); }
+  // One more than the number of the participant; kNoKeeper: none.
+  static constexpr uint32_t keeper(uint64_t word) noexcept {
+    return static_cast<uint32_t>(word >> kKeeperAt) & kKeeperMask;
+  }
   static constexpr uint32_t opens(uint64_t word) noexcept {
-    return static_cast<uint32_t>(word >> 8) & 0xffff;
+    return static_cast<uint32_t>(word >> kOpensAt) & kOpensMask;
   }
   static constexpr MessageStatus status(uint64_t word) noexcept {
-    return static_cast<MessageStatus>(word & 0xff);
+    return static_cast<MessageStatus>(word & kStatusMask);
   }
+  static constexpr bool is_live(uint64_t word) noexcept { return status(word) == MessageStatus::kLive; }
+  static constexpr uint64_t with_keeper(uint64_t word, uint32_t keeper) noexcept {
+    return (word & ~(uint64_t{kKeeperMask} << kKeeperAt)) | uint64_t{keeper} << kKeeperAt;
+  }
+  static constexpr uint64_t with_opens(uint64_t word, uint32_t opens) noexcept {
+    return (word & ~(uint64_t{kOpensMask} << kOpensAt)) | uint64_t{opens} << kOpensAt;
+  }
+  static constexpr uint64_t with_status(uint64_t word, MessageStatus status) noexcept {
+    return (word & ~uint64_t{kStatusMask}) | static_cast<uint64_t>(status);
+  }
+
+ private:
+  static constexpr unsigned kOpensAt = 3, kKeeperAt = 19;
+  static constexpr uint32_t kStatusMask = 7, kOpensMask = 0xffff, kKeeperMask = 0x3ff;
+  static_assert(kParticipants <= kKeeperMask);
 };
 
 constexpr size_t kSiteWords = 8;
@@ -56,19 +84,17 @@ constexpr uint32_t kNoBlock = UINT32_MAX;
 enum MessageFlags : uint32_t {
   kHandedOverMessage = 1,  // the sender has kept nothing, and one process may open it
   kCountedHandle = 2,      // only so many processes may open it
+  kSharedRecord = 4,       // several handles without limits have, or had, the record
 };
 
 struct alignas(64) MessageRecord {
   std::atomic<uint64_t> word;
-  // The process for which the record is (Keeper); 0: none.
+  // The process for which the record is (Sender); 0: none.
   std::atomic<uint64_t> sender;
   // Written by the sender. until_ns: how long the sender keeps it, on the clock of now_ns(); 0: no limit.
   std::atomic<int64_t> until_ns;
   std::atomic<int64_t> since_ns;
-  std::atomic<uint64_t> nbytes;  // of its blocks
-  // The process that keeps the message, too (Keeper), and how long. 0: none; no limit.
-  std::atomic<uint64_t> keeper;
-  std::atomic<int64_t> keeper_until_ns;
+  std::atomic<uint64_t> nbytes;            // of its blocks
   std::atomic<uint32_t> block;             // that a handle keeps, or kNoBlock
   std::atomic<uint32_t> flags;             // MessageFlags
   std::atomic<uint64_t> site[kSiteWords];  // bytes up to a NUL
@@ -89,6 +115,7 @@ static_assert(sizeof(PoolHead) <= kPage);
 struct MessageId {
   uint32_t record = UINT32_MAX;  // UINT32_MAX: of a handle that keeps nothing
   uint32_t generation = 0;
+  friend bool operator==(const MessageId&, const MessageId&) = default;
 };
 
 struct MessageFacts {
@@ -111,12 +138,8 @@ MessageStatus status_of(const MessageRecord& record, uint32_t generation) noexce
 // be opened. Any process, after it has begun to use the blocks.
 MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t now_ns,
                            bool* is_last) noexcept;
-// Ends a live message. False: it has ended. Any process.
+// Ends a live message, whoever keeps it. False: it has ended. Its sender, or its keeper.
 bool end_message(MessageRecord& record, uint32_t generation, MessageStatus why) noexcept;
-// Names a process that keeps a live message, too, and must use its blocks. False: it has ended.
-bool keep_message(MessageRecord& record, uint32_t generation, uint64_t keeper, int64_t until_ns = 0) noexcept;
-// It keeps the message no more.
-void drop_message(MessageRecord& record, uint64_t keeper) noexcept;
 // How many processes may still open a live message. False: it has ended.
 bool set_opens(MessageRecord& record, uint32_t generation, uint32_t opens) noexcept;
 // One more process may open the message of a record whose opens have a number. False: it has ended.
@@ -125,17 +148,43 @@ bool add_open(MessageRecord& record) noexcept;
 uint32_t count_of_handles(const MessageRecord& record, uint64_t word) noexcept;
 std::string site_of(const MessageRecord& record);
 
-// A process as a participant that sends or keeps messages: its number, and the generation of its place.
-struct Keeper {
+// A process as a participant that sends messages: its number, and the generation of its place.
+struct Sender {
   static constexpr uint64_t make(uint32_t participant, uint32_t generation) noexcept {
     return uint64_t{generation} << 32 | (participant + 1);
   }
-  static constexpr uint32_t participant(uint64_t keeper) noexcept {
-    return static_cast<uint32_t>(keeper) - 1;
+  static constexpr uint32_t participant(uint64_t sender) noexcept {
+    return static_cast<uint32_t>(sender) - 1;
   }
-  static constexpr uint32_t generation(uint64_t keeper) noexcept {
-    return static_cast<uint32_t>(keeper >> 32);
+  static constexpr uint32_t generation(uint64_t sender) noexcept {
+    return static_cast<uint32_t>(sender >> 32);
   }
 };
+
+// ------------------------------------------------------------------------- with the processes that live
+
+struct Control;
+
+// The process that is named so (Sender) has its place.
+bool lives(const Control& control, uint64_t sender) noexcept;
+// A keeper that lives, or is being reaped.
+bool has_living_keeper(const Control& control, uint64_t word) noexcept;
+// kLive: a process keeps the message of a record whose word is live, or has died and was not reaped yet.
+// Else why the message must end: its sender and its keeper have gone, or its limit has passed. The limit of
+// a message of a pool is that of all processes; the limit of a handle is its sender's, and its keeper keeps
+// it longer. has_left: a sender that leaves its place now.
+MessageStatus fate_of(const Control& control, const MessageRecord& record, uint64_t word,
+                      uint64_t has_left = 0) noexcept;
+// As status_of(). Ends a message that no process keeps any more.
+MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept;
+// This participant, which must use the blocks of a live message, keeps it, too. False: the message has
+// ended, or another process keeps it beside its sender.
+bool keep_message(const Control& control, MessageRecord& record, uint32_t generation,
+                  uint32_t participant) noexcept;
+// The participant keeps it no more. If no process keeps it then, it ends.
+void drop_message(const Control& control, MessageRecord& record, uint32_t generation, uint32_t participant,
+                  MessageStatus why) noexcept;
+// A participant leaves its place, or has died: it keeps no message any more.
+void leave_messages(const Control& control, uint32_t participant) noexcept;
 
 }  // namespace tenon::impl

@@ -58,15 +58,6 @@ TEST_F(Messages, AReasonStaysUntilTheRecordIsUsedAgain) {
   EXPECT_EQ(site_of(record_), "serve.py:12");
 }
 
-TEST_F(Messages, OnlyALiveOneIsKeptByAnotherProcess) {
-  const uint32_t generation = begin(1);
-  EXPECT_TRUE(keep_message(record_, generation, Keeper::make(3, 7)));
-  EXPECT_EQ(Keeper::participant(record_.keeper), 3U);
-  EXPECT_EQ(Keeper::generation(record_.keeper), 7U);
-  EXPECT_EQ(open(generation), MessageStatus::kLive);
-  EXPECT_FALSE(keep_message(record_, generation, Keeper::make(4, 1)));
-}
-
 // Oracle: of the threads that open and the one that revokes, each open that succeeds takes one of the opens.
 // All opens are taken, or the message was revoked. No thread opens a message of another round.
 TEST_F(Messages, NoOpenIsCountedTwiceOrLostBesideItsEnd) {

@@ -10,6 +10,7 @@
 #include <bit>
 #include <bitset>
 #include <cstring>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -47,18 +48,6 @@ bool is_abandoned(const Control& control, uint32_t participant, int64_t patience
          now_ns() - place.since_ns.load(std::memory_order_relaxed) > patience_ns;
 }
 
-// Ends the messages that only this participant keeps.
-void end_messages(const Control& control, uint64_t gone) noexcept {
-  for (uint32_t i = 0, used = control.used_messages(); i < used; ++i) {
-    MessageRecord& record = control.message(i);
-    const uint64_t word = look(record.word), sender = look(record.sender), keeper = look(record.keeper);
-    if (MessageWord::status(word) != MessageStatus::kLive || (sender != gone && keeper != gone)) continue;
-    const uint64_t other = sender == gone ? keeper : sender;
-    if (other != gone && lives(control, other)) continue;
-    (void)end_message(record, MessageWord::generation(word), MessageStatus::kSenderGone);
-  }
-}
-
 // Drops what the participant holds, and frees its place. Requires the lock of the place.
 void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_place(participant)) return;
@@ -83,7 +72,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
     if (!has_deaths.test(i)) clear_bit(block.present, participant);
     clear_bit(block.users, participant);
   }
-  end_messages(control, Keeper::make(participant, place.generation.load(std::memory_order_relaxed)));
+  leave_messages(control, participant);
   publish(place.state, PlaceState::kFree);
 }
 
@@ -127,35 +116,14 @@ void signal_event(SharedEvent& event) noexcept {
   if (!is_empty(event.waiting)) os::wake_all(event.signals);
 }
 
-bool lives(const Control& control, uint64_t keeper) noexcept {
-  const uint32_t participant = Keeper::participant(keeper);
-  if (keeper == 0 || !control.has_place(participant)) return false;
-  const Place& place = control.place(participant);
-  return look(place.state) == PlaceState::kLive &&
-         place.generation.load(std::memory_order_relaxed) == Keeper::generation(keeper) &&
-         is_alive(control, participant);
-}
-
-namespace {
-
-bool has_passed(const std::atomic<int64_t>& until_ns) noexcept {
-  const int64_t until = until_ns.load(std::memory_order_relaxed);
-  return until != 0 && until <= now_ns();
-}
-
-}  // namespace
-
-bool is_kept(const Control& control, const MessageRecord& record) noexcept {
-  return (lives(control, look(record.sender)) && !has_passed(record.until_ns)) ||
-         (lives(control, look(record.keeper)) && !has_passed(record.keeper_until_ns));
-}
-
-MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept {
-  const MessageStatus status = status_of(record, generation);
-  if (status != MessageStatus::kLive || is_kept(control, record)) return status;
-  const bool has_limit = lives(control, look(record.sender)) || lives(control, look(record.keeper));
-  (void)end_message(record, generation, has_limit ? MessageStatus::kExpired : MessageStatus::kSenderGone);
-  return status_of(record, generation);
+bool has_users(const Control& control, const Block& block) noexcept {
+  uint32_t forks = 0;
+  do {
+    // A parent may leave a block after this has looked for the child, and before it looks for the parent.
+    forks = observe(control.forks());
+    if (!is_empty(block.users)) return true;
+  } while (observe(control.forks()) != forks);
+  return false;
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {
@@ -395,7 +363,7 @@ bool Participant::take_back_deaths() noexcept {
 }
 
 Participant::Reserved Participant::reserve_for_child(const os::File& file) noexcept {
-  child_index_ = kNone;
+  child_ = {};
   if (index_ == kNone) return {};
   uint32_t i = kNone;
   try {
@@ -408,12 +376,13 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   store(control_.place(i).pid, static_cast<uint32_t>(getpid()));
   publish(control_.place(i).state, PlaceState::kReserved);
   control_.places->unlock(i);
-  child_index_ = i;
+  child_ = {i, control_.place(i).generation.load(std::memory_order_relaxed)};
   for (uint32_t b = 0, blocks = control_.used_blocks(); b < blocks; ++b) {
     Block& block = control_.block(b);
     if (has_bit(block.users, index_)) set_bit(block.users, i);
   }
-  return {i, control_.place(i).generation.load(std::memory_order_relaxed)};
+  (void)add(control_.forks(), 1u);
+  return child_;
 }
 
 void Participant::free_reserved(const Reserved& reserved) noexcept {
@@ -427,8 +396,8 @@ void Participant::free_reserved(const Reserved& reserved) noexcept {
 }
 
 void Participant::become_child(bool has_own_file) noexcept {
-  index_ = has_own_file ? child_index_ : kNone;
-  child_index_ = kNone;
+  const Reserved reserved = std::exchange(child_, {});
+  index_ = has_own_file ? reserved.index : kNone;
   mutex_owner_ = nullptr;
   life_holder_ = this_thread_id();
   for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
@@ -437,16 +406,20 @@ void Participant::become_child(bool has_own_file) noexcept {
   for (auto& count : references_) count.store(0, std::memory_order_relaxed);
   if (index_ == kNone) return;
   keep_deaths();
+  // A place that was given up is another process's now: this child has come late.
+  const auto is_reserved = [&] {
+    return look(place().state) == PlaceState::kReserved &&
+           place().generation.load(std::memory_order_relaxed) == reserved.generation;
+  };
   // Other processes may hold the lock for a moment, to read that the place is reserved. If such a process is
   // stopped, it holds the lock for long.
   const Deadline deadline(kShortPatienceNs);
   bool is_locked = false;
-  while (!(is_locked = control_.places->try_lock(index_)) && look(place().state) == PlaceState::kReserved &&
-         !deadline.has_passed()) {
+  while (!(is_locked = control_.places->try_lock(index_)) && is_reserved() && !deadline.has_passed()) {
     sched_yield();
   }
   // This thread locks the mutex of the life. It is the only thread of the process, and usually lives as long.
-  if (is_locked && look(place().state) == PlaceState::kReserved && come_to_life()) return;
+  if (is_locked && is_reserved() && come_to_life()) return;
   if (is_locked) control_.places->unlock(index_);
   index_ = kNone;
 }

@@ -57,6 +57,10 @@ struct Control {
   }
   // The records from this number on were never used, and may have no memory.
   uint32_t used_messages() const noexcept { return std::min(look(messages_used()), kMostMessages); }
+  // Changes when a participant has made a forked child a user of the blocks that it uses.
+  std::atomic<uint32_t>& forks() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kForksAt);
+  }
   MessageRecord& message(uint32_t i) const noexcept {
     return reinterpret_cast<MessageRecord*>(base + messages_at(blocks))[i];
   }
@@ -76,13 +80,6 @@ uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 // The name of the participant's process, as its place says.
 std::string command_of(const Place& place);
 
-// The process that is named so (Keeper) has its place.
-bool lives(const Control& control, uint64_t keeper) noexcept;
-// A process keeps a live message: its sender, or one that has taken it over, and its limit has not passed.
-bool is_kept(const Control& control, const MessageRecord& record) noexcept;
-// As status_of(). Ends a message that no process keeps any more.
-MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept;
-
 // If this participant has died: drops what it held in all blocks, wakes the waiting processes, and frees its
 // place. True: this call did it. Any thread of any process may call it; a second call does nothing. Always
 // asks the kernel.
@@ -91,6 +88,9 @@ bool reap(const Control& control, uint32_t participant) noexcept;
 void reap_all(const Control& control) noexcept;
 // Only those whose deaths the kernel has marked. Asks the kernel only about these.
 void reap_marked(const Control& control) noexcept;
+
+// Some participant uses the block.
+bool has_users(const Control& control, const Block& block) noexcept;
 
 // Wakes the waiting processes after something was released.
 inline void note_change(Block& block) noexcept {
@@ -170,7 +170,7 @@ class Participant {
   MutexOwner* mutex_owner_;   // null in a forked child
   uint32_t life_holder_ = 0;  // in a forked child: the thread that holds the mutex of the life
   uint32_t index_ = kNone;
-  uint32_t child_index_ = kNone;
+  Reserved child_;
   std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> taken_{};
   // The grants of taken_ that hold deaths, or did.
   std::array<std::atomic<uint64_t>, (kGrants + 63) / 64> deaths_{};

@@ -2,6 +2,7 @@
 #include "ipc/segment.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -22,6 +23,8 @@
 
 namespace tenon::impl {
 namespace {
+
+constexpr int64_t kClosingNs = 10'000'000;  // a use waits so long for a process that closes the block
 
 SegmentId random_id() {
   SegmentId id;
@@ -193,7 +196,7 @@ Segment::~Segment() {
   if (participant_) participant_->leave();
   if (name_) {
     reap_all(control_);  // forked children may have ended since
-    if (is_empty(block(0).users)) remove_name(header_.name, header_.id);
+    if (!has_users(control_, block(0))) remove_name(header_.name, header_.id);
   }
   if (data_ != nullptr) os::unmap(data_, data_nbytes());
   if (control_.base != nullptr) os::unmap(control_.base, Control::nbytes_of(header_));
@@ -275,6 +278,14 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
     // once, at least one sees the other.
     const bool was_user = has_bit(b.users, participant_->index());  // it has the memory mapped
     set_bit(b.users, participant_->index());
+    // The second look of the creator shows it this use, so it soon decides.
+    const auto is_closing = [&] {
+      return observe(b.state) == BlockState::kClosing && look(b.generation) == generation;
+    };
+    if (is_closing()) {
+      const Deadline deadline(kClosingNs);
+      while (is_closing() && !deadline.has_passed()) sched_yield();
+    }
     const bool is_there =
         observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
         b.begin.load(std::memory_order_relaxed) <= room &&
@@ -326,7 +337,7 @@ bool Segment::needs_cleaner() const noexcept {
 
 bool Segment::is_unused(uint32_t index) const noexcept {
   const Block& b = block(index);
-  return look(b.state) != BlockState::kFree && is_empty(b.users) && !has_handles(index);
+  return look(b.state) != BlockState::kFree && !has_users(control_, b) && !has_handles(index);
 }
 
 // If the process ends before the new generation, some process may use the closed block. Later, none can.
@@ -370,6 +381,7 @@ void Segment::end_wait(SharedEvent& event) noexcept {
 }
 
 Participant::Reserved Segment::before_fork() noexcept {
+  messages_lock_.lock();
   uses_lock_.lock();
   const Participant::Reserved place =
       file_.is_lost() ? Participant::Reserved() : participant_->reserve_for_child(file_);
@@ -380,6 +392,7 @@ Participant::Reserved Segment::before_fork() noexcept {
 void Segment::after_fork() noexcept {
   if (private_pages_) private_pages_->after_fork();
   uses_lock_.unlock();
+  messages_lock_.unlock();
 }
 
 void Segment::become_child() noexcept {
@@ -394,6 +407,7 @@ void Segment::become_child() noexcept {
   participant_->become_child(has_own_file);
   if (private_pages_) private_pages_->after_fork();
   uses_lock_.unlock();
+  messages_lock_.unlock();
 }
 
 }  // namespace tenon::impl

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -95,8 +96,8 @@ class Segment {
   // A record that was never used, whose memory is allocated; kNone: there is none. Fails with kNoMemory,
   // kSystem.
   uint32_t new_message();
-  // This process, as the sender or keeper of messages.
-  uint64_t keeper() const noexcept;
+  // This process, as the sender of messages (Sender); 0: it has no place.
+  uint64_t sender() const noexcept;
 
   bool is_on_device() const noexcept { return (header_.required & kOnDevice) != 0; }
   // Where the bytes of the blocks are. On a device: after lie_on() or keep_memory().
@@ -172,20 +173,23 @@ class Segment {
   MessageId send(uint32_t block);
   // Counts an open, by a process that uses the block. kLive: the handle may be opened; else why it has ended.
   MessageStatus receive(const MessageId& handle) noexcept;
-  // This process keeps the block of a handle, too, at most until then. False: the handle has ended.
-  bool take_over(const MessageId& handle, int64_t until_ns) noexcept;
+  // This process keeps the block of a handle, too, at most until then (0: no limit). False: the handle has
+  // ended, or another process keeps it beside its sender. Fails with std::bad_alloc.
+  bool take_over(const MessageId& handle, int64_t until_ns);
   // kLive, or why it has ended.
   MessageStatus status_of(const MessageId& handle) const noexcept;
   // This process keeps an unopened handle.
-  bool has_sent() const noexcept;
+  bool has_sent() noexcept;
   // Ends the unopened handles on a block that this process keeps. Returns how many there were.
   uint32_t revoke(uint32_t block) noexcept;
   // Sets how long a handle of this process keeps the block at most, instead of earlier limits. Fails with
   // kNoMemory (the handle has no record of its own).
   void limit(const MessageId& handle, const HandleLimits& limits);
-  // Only so many processes may open a handle of this process, as MessageWord. False: it has ended.
-  bool set_opens(const MessageId& handle, uint32_t opens) noexcept;
-  // Ends the handles whose receivers have ended. True: others have receivers.
+  // Only so many processes may open a handle of this process, as MessageWord. False: it has ended. Fails as
+  // limit().
+  bool set_opens(const MessageId& handle, uint32_t opens);
+  // Ends the handles whose receivers have ended, and what has reached its limit here. True: it must be called
+  // again later.
   bool end_limited() noexcept;
 
   // Keeps the segment's name until this process leaves the segment.
@@ -213,8 +217,12 @@ class Segment {
   bool has_handles(uint32_t block) const noexcept;
   bool take_message(uint32_t i, uint64_t self) noexcept;
   uint32_t take_message(uint64_t self);
-  void give_messages() noexcept;
+  bool give_messages() noexcept;
   bool is_own(const MessageId& handle) const noexcept;
+  bool keeps_message(const MessageRecord& record, uint64_t word) const noexcept;
+  static void check_alone(const MessageRecord& record);
+  void drop_kept() noexcept;
+  void end_for_receiver(const MessageId& handle) noexcept;
 
   Header header_{};
   os::File file_;
@@ -248,12 +256,19 @@ class Segment {
   };
   static constexpr size_t kMostEvents = 2;  // of one channel
   Waits waits_[kMostEvents];
+
+  // Held for as long as a search of all records, or an allocation of memory for them.
+  std::mutex messages_lock_;
+  // Guarded by messages_lock_.
   struct Limited {
     MessageId handle;
-    os::Process receiver;
+    os::Process receiver;  // of a handle of this process
+    int64_t until_ns;      // of one that this process keeps for another
+    bool is_kept;
   };
-  std::vector<Limited> limited_;  // handles of this process that have receivers
-  uint32_t next_message_ = 0;     // where the search for a record begins
+  std::vector<Limited> limited_;
+  uint32_t next_message_ = 0;  // where the search for a record begins
+
   std::atomic<uint32_t> users_{0};
 };
 

@@ -17,11 +17,11 @@ namespace tenon::impl {
 
 // --------------------------------------------------------------------------------- records of handles
 
-uint64_t Segment::keeper() const noexcept {
+uint64_t Segment::sender() const noexcept {
   const uint32_t self = participant_->index();
   return self == Participant::kNone
              ? 0
-             : Keeper::make(self, participant_->place().generation.load(std::memory_order_relaxed));
+             : Sender::make(self, participant_->place().generation.load(std::memory_order_relaxed));
 }
 
 uint32_t Segment::new_message() {
@@ -48,7 +48,7 @@ bool Segment::take_message(uint32_t i, uint64_t self) noexcept {
   return sender == self || exchange(record.sender, sender, self);
 }
 
-// Requires uses_lock_. kNone: all have messages.
+// Requires messages_lock_. kNone: all have messages.
 uint32_t Segment::take_message(uint64_t self) {
   constexpr uint32_t kInPage = kPage / sizeof(MessageRecord), kLooks = 16;
   const auto search = [&](uint32_t looks, uint32_t used) {
@@ -72,14 +72,14 @@ uint32_t Segment::take_message(uint64_t self) {
 }
 
 MessageId Segment::send(uint32_t index) {
-  const uint64_t self = keeper();
+  const uint64_t self = sender();
   if (self == 0) return {};  // without a place, no process could notice the sender's end
   MessageFacts facts;
   facts.sender = self;
   facts.block = index;
   facts.since_ns = now_ns();
   facts.nbytes = block(index).nbytes.load(std::memory_order_relaxed);
-  const std::scoped_lock uses(uses_lock_);
+  const std::scoped_lock locked(messages_lock_);
   if (const uint32_t free = take_message(self); free != kNone) {
     store(block(index).sent, free + 1);
     return {free, begin_message(message(free), facts)};
@@ -87,14 +87,13 @@ MessageId Segment::send(uint32_t index) {
   // The handle shares the record of another one without limits, so the number of such handles has no bound.
   for (uint32_t i = 0; i < kMostMessages; ++i) {
     MessageRecord& record = message(i);
-    const bool is_limited =
-        record.flags.load(std::memory_order_relaxed) != 0 ||
-        record.until_ns.load(std::memory_order_relaxed) != 0 ||
-        std::ranges::any_of(limited_, [&](const Limited& limited) { return limited.handle.record == i; });
-    const bool is_same =
-        look(record.sender) == self && record.block.load(std::memory_order_relaxed) == index && !is_limited;
+    if (look(record.sender) != self || record.block.load(std::memory_order_relaxed) != index) continue;
+    const uint32_t flags = record.flags.load(std::memory_order_relaxed);
+    if ((flags & kCountedHandle) != 0 || record.until_ns.load(std::memory_order_relaxed) != 0) continue;
+    if (std::ranges::any_of(limited_, [&](const Limited& l) { return l.handle.record == i; })) continue;
+    store(record.flags, flags | kSharedRecord);
     const uint32_t generation = MessageWord::generation(look(record.word));
-    if (is_same && add_open(record)) return {i, generation};
+    if (add_open(record)) return {i, generation};
   }
   throw_error(Code::kNoMemory, "the shared array cannot be sent: ", kMostMessages,
               " handles of arrays in its memory are unopened, which is their greatest number: let them be "
@@ -102,7 +101,7 @@ MessageId Segment::send(uint32_t index) {
 }
 
 MessageStatus Segment::receive(const MessageId& handle) noexcept {
-  if (handle.record >= control_.used_messages()) return MessageStatus::kUnknown;
+  if (const MessageStatus status = status_of(handle); status != MessageStatus::kLive) return status;
   bool is_last = false;
   return open_message(message(handle.record), handle.generation, now_ns(), &is_last);
 }
@@ -112,40 +111,44 @@ MessageStatus Segment::status_of(const MessageId& handle) const noexcept {
   return look_at_message(control_, message(handle.record), handle.generation);
 }
 
-bool Segment::take_over(const MessageId& handle, int64_t until_ns) noexcept {
-  const uint64_t self = keeper();
-  return self != 0 && status_of(handle) == MessageStatus::kLive &&
-         keep_message(message(handle.record), handle.generation, self, until_ns);
+bool Segment::take_over(const MessageId& handle, int64_t until_ns) {
+  const uint32_t self = participant_->index();
+  const std::scoped_lock locked(messages_lock_);
+  if (limited_.size() == limited_.capacity()) limited_.reserve(2 * limited_.size() + 4);
+  if (self == Participant::kNone || status_of(handle) != MessageStatus::kLive) return false;
+  if (!keep_message(control_, message(handle.record), handle.generation, self)) return false;
+  std::erase_if(limited_, [&](const Limited& l) { return l.is_kept && l.handle.record == handle.record; });
+  if (until_ns != 0) limited_.push_back({handle, {}, until_ns, true});
+  return true;
 }
 
-bool Segment::has_sent() const noexcept {
-  const uint64_t self = keeper();
-  for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
-    const MessageRecord& record = message(i);
-    const bool is_mine = look(record.sender) == self || look(record.keeper) == self;
-    const bool is_live = MessageWord::status(look(record.word)) == MessageStatus::kLive;
-    if (is_mine && is_live && is_kept(control_, record)) return true;
+bool Segment::has_sent() noexcept {
+  drop_kept();
+  for (uint32_t i = 0, used = control_.used_messages(); i < used; ++i) {
+    if (keeps_message(message(i), look(message(i).word))) return true;
   }
   return false;
 }
 
+// This process keeps the message of the record, if that is live.
+bool Segment::keeps_message(const MessageRecord& record, uint64_t word) const noexcept {
+  if (participant_->index() == Participant::kNone || !MessageWord::is_live(word)) return false;
+  if (MessageWord::keeper(word) == participant_->index() + 1) return true;
+  const uint64_t alone = MessageWord::with_keeper(word, MessageWord::kNoKeeper);
+  return look(record.sender) == sender() && fate_of(control_, record, alone) == MessageStatus::kLive;
+}
+
 uint32_t Segment::revoke(uint32_t index) noexcept {
-  const uint64_t self = keeper();
+  drop_kept();
   uint32_t n = 0;
-  for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
+  for (uint32_t i = 0, used = control_.used_messages(); i < used; ++i) {
     MessageRecord& record = message(i);
-    uint64_t word = look(record.word);
-    while (MessageWord::status(word) == MessageStatus::kLive) {
-      const uint32_t generation = MessageWord::generation(word);
-      // If one of these is of a later message, the exchange fails.
-      if (look(record.sender) != self && look(record.keeper) != self) break;
+    // If one of these looks is at a later message, the exchange fails.
+    for (uint64_t word = look(record.word); keeps_message(record, word); word = look(record.word)) {
       if (record.block.load(std::memory_order_relaxed) != index) break;
-      if (look_at_message(control_, record, generation) != MessageStatus::kLive) break;
-      if (!exchange(record.word, word,
-                    MessageWord::make(generation, MessageWord::opens(word), MessageStatus::kRevoked))) {
-        continue;
-      }
-      n += count_of_handles(record, word);
+      const uint32_t count = count_of_handles(record, word);
+      if (!exchange(record.word, word, MessageWord::with_status(word, MessageStatus::kRevoked))) continue;
+      n += count;
       break;
     }
   }
@@ -154,80 +157,114 @@ uint32_t Segment::revoke(uint32_t index) noexcept {
 
 // A live handle that this process has sent.
 bool Segment::is_own(const MessageId& handle) const noexcept {
-  return handle.record < control_.used_messages() && look(message(handle.record).sender) == keeper() &&
+  return handle.record < control_.used_messages() && look(message(handle.record).sender) == sender() &&
          impl::status_of(message(handle.record), handle.generation) == MessageStatus::kLive;
 }
 
+// A handle that shares its record has no limits of its own. Fails with kNoMemory.
+void Segment::check_alone(const MessageRecord& record) {
+  if ((record.flags.load(std::memory_order_relaxed) & kSharedRecord) == 0) return;
+  throw_error(Code::kNoMemory, "this handle cannot have limits: it was made when ", kMostMessages,
+              " handles of arrays in this memory were unopened; let them be opened, or revoke them "
+              "(tn.revoke_handles, tenon_shared_revoke), and make the handle again");
+}
+
 void Segment::limit(const MessageId& handle, const HandleLimits& limits) {
-  const std::scoped_lock uses(uses_lock_);
+  const std::scoped_lock locked(messages_lock_);
   if (!is_own(handle)) return;
   MessageRecord& record = message(handle.record);
-  if (count_of_handles(record, look(record.word)) > 1) {
-    throw_error(Code::kNoMemory, "this handle cannot have a limit: it was made when ", kMostMessages,
-                " handles of arrays in this memory were unopened; let them be opened, or revoke them "
-                "(tn.revoke_handles, tenon_shared_revoke), and make the handle again");
-  }
-  std::erase_if(limited_, [&](const Limited& l) { return l.handle.record == handle.record; });
+  if (limits.receiver.pid != 0 || limits.until_ns != 0) check_alone(record);
+  std::erase_if(limited_, [&](const Limited& l) { return !l.is_kept && l.handle.record == handle.record; });
   if (limits.until_ns != 0 && limits.until_ns <= now_ns()) {
     (void)end_message(record, handle.generation, MessageStatus::kRevoked);
     return;
   }
-  if (limits.receiver.pid != 0) limited_.push_back({handle, limits.receiver});
+  if (limits.receiver.pid != 0) limited_.push_back({handle, limits.receiver, 0, false});
   store(record.until_ns, limits.until_ns);
 }
 
-bool Segment::set_opens(const MessageId& handle, uint32_t opens) noexcept {
-  const std::scoped_lock uses(uses_lock_);
+bool Segment::set_opens(const MessageId& handle, uint32_t opens) {
+  const std::scoped_lock locked(messages_lock_);
   if (!is_own(handle)) return false;
   MessageRecord& record = message(handle.record);
-  if (count_of_handles(record, look(record.word)) > 1) return false;
+  check_alone(record);
   store(record.flags, uint32_t{kCountedHandle});
   return impl::set_opens(record, handle.generation, opens);
 }
 
+// This process keeps handles of others no longer than it has said.
+void Segment::drop_kept() noexcept {
+  const std::scoped_lock locked(messages_lock_);
+  std::erase_if(limited_, [&](const Limited& l) {
+    if (!l.is_kept || l.until_ns > now_ns()) return false;
+    drop_message(control_, message(l.handle.record), l.handle.generation, participant_->index(),
+                 MessageStatus::kExpired);
+    return true;
+  });
+}
+
+// The receiver of a handle of this process has ended. It does not bind a process that keeps the handle.
+void Segment::end_for_receiver(const MessageId& handle) noexcept {
+  MessageRecord& record = message(handle.record);
+  while (is_own(handle)) {
+    uint64_t word = look(record.word);
+    const uint32_t keeper = MessageWord::keeper(word);
+    if (keeper != MessageWord::kNoKeeper && keeper != participant_->index() + 1) {
+      return store(record.until_ns, int64_t{1});  // this one keeps it no more
+    }
+    if (MessageWord::generation(word) == handle.generation && MessageWord::is_live(word) &&
+        exchange(record.word, word, MessageWord::with_status(word, MessageStatus::kReceiversGone))) {
+      return;
+    }
+  }
+}
+
 bool Segment::end_limited() noexcept {
+  drop_kept();
   std::vector<Limited> over;
   try {
     {
-      const std::scoped_lock uses(uses_lock_);
+      const std::scoped_lock locked(messages_lock_);
       over = limited_;
     }
-    std::erase_if(
-        over, [this](const Limited& sent) { return is_own(sent.handle) && !os::has_ended(sent.receiver); });
+    std::erase_if(over, [this](const Limited& l) {
+      return l.is_kept || (is_own(l.handle) && !os::has_ended(l.receiver));
+    });
   } catch (const std::bad_alloc&) {
     return true;
   }
-  const std::scoped_lock uses(uses_lock_);
+  const std::scoped_lock locked(messages_lock_);
   for (const Limited& sent : over) {
-    MessageRecord& record = message(sent.handle.record);
-    // Its receiver does not bind the process that has taken it over; this one keeps it no more.
-    if (!lives(control_, look(record.keeper)) || look(record.keeper) == keeper()) {
-      (void)end_message(record, sent.handle.generation, MessageStatus::kReceiversGone);
-    } else if (is_own(sent.handle)) {
-      store(record.until_ns, int64_t{1});
-    }
-    std::erase_if(limited_, [&](const Limited& l) {
-      return l.handle.record == sent.handle.record && l.handle.generation == sent.handle.generation;
-    });
+    // Its limits may have been changed meanwhile.
+    const auto is_same = [&](const Limited& l) {
+      return !l.is_kept && l.handle == sent.handle && l.receiver == sent.receiver;
+    };
+    if (std::erase_if(limited_, is_same) != 0) end_for_receiver(sent.handle);
   }
-  if (control_.used_messages() > kPage / sizeof(MessageRecord) && !is_tensor_pool()) give_messages();
-  return !limited_.empty();
+  const bool gives = control_.used_messages() > kPage / sizeof(MessageRecord) && !is_tensor_pool();
+  return (gives && give_messages()) || !limited_.empty();
 }
 
-// Other processes may take the records of messages of this one that have ended. Requires uses_lock_.
-void Segment::give_messages() noexcept {
-  const uint64_t self = keeper();
+// Other processes may take the records of messages of this one that have ended. True: others are live.
+// Requires messages_lock_.
+bool Segment::give_messages() noexcept {
+  const uint64_t self = sender();
+  bool has_live = false;
   for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
     MessageRecord& record = message(i);
-    const bool is_live = MessageWord::status(look(record.word)) == MessageStatus::kLive;
-    if (!is_live && look(record.sender) == self) publish(record.sender, uint64_t{0});
+    if (look(record.sender) != self) continue;
+    const bool is_live = MessageWord::is_live(look(record.word));
+    has_live |= is_live;
+    if (!is_live) publish(record.sender, uint64_t{0});
   }
+  return has_live;
 }
 
 bool Segment::keeps(uint32_t i, uint32_t index) const noexcept {
   const MessageRecord& record = message(i);
-  return MessageWord::status(look(record.word)) == MessageStatus::kLive &&
-         record.block.load(std::memory_order_relaxed) == index && is_kept(control_, record);
+  const uint64_t word = look(record.word);
+  return MessageWord::is_live(word) && record.block.load(std::memory_order_relaxed) == index &&
+         fate_of(control_, record, word) == MessageStatus::kLive;
 }
 
 // Some handle on the block is unopened.
@@ -394,7 +431,16 @@ Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Se
   }
   if (segment.is_tensor_pool()) throw_error(Code::kValue, "this handle names the memory of a tensor pool");
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
-  Use use = begin_use(segment, handle.block, handle.generation, is_readonly);
+  const auto begin_to_use = [&] {
+    try {
+      return begin_use(segment, handle.block, handle.generation, is_readonly);
+    } catch (const Error& e) {
+      if (e.code() != Code::kNotFound || !handle.has_counted_opens()) throw;
+      const MessageStatus now = segment.status_of(handle.sent());
+      throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, "handle", handle.pid);
+    }
+  };
+  Use use = begin_to_use();
   open_memory(*use, locked);
   const Ref<Storage> storage = storage_of(std::move(use), is_readonly);
   const Ref<Array> array =

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <iostream>
 #include <thread>
 #include <vector>
 
@@ -85,7 +86,7 @@ TEST_F(HandleRecords, HandlesHaveNoGreatestNumber) {
   for (uint32_t i = 0; i < kMostMessages + 100; ++i) handles.push_back(a_.segment().send(block));
   EXPECT_THROW((void)a_.segment().send(other), Error) << "no record is of this one";
   EXPECT_THROW(a_.segment().limit(handles.back(), {{}, now_ns() + 1'000'000'000}), Error);
-  EXPECT_FALSE(a_.segment().set_opens(handles.back(), 2));
+  EXPECT_THROW((void)a_.segment().set_opens(handles.back(), 2), Error);
   a_.leave(block);
   for (const MessageId& handle : handles) {
     ASSERT_FALSE(a_.segment().free_if_unused(block));
@@ -175,6 +176,130 @@ TEST_F(HandleRecords, TheLimitOfAProcessThatTakesAHandleOverIsNotTheSenders) {
   reap_all(a_.segment().control());
   EXPECT_EQ(a_.segment().status_of(handle), MessageStatus::kExpired);
   EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+TEST_F(HandleRecords, OneProcessKeepsAHandleBesideItsSender) {
+  const uint32_t block = a_.take(kNbytes);
+  const MessageId handle = a_.segment().send(block);
+  a_.leave(block);
+  EXPECT_TRUE(b_.segment().take_over(handle, 0));
+  EXPECT_TRUE(b_.segment().take_over(handle, 0)) << "again";
+  EXPECT_FALSE(c_.segment().take_over(handle, 0)) << "the first one lives";
+  EXPECT_TRUE(b_.segment().has_sent());
+  EXPECT_FALSE(c_.segment().has_sent());
+  b_.die();
+  EXPECT_TRUE(c_.segment().take_over(handle, 0)) << "the first one is dead";
+  EXPECT_TRUE(c_.segment().has_sent());
+  EXPECT_EQ(c_.segment().revoke(block), 1U);
+  EXPECT_FALSE(c_.segment().take_over(handle, 0)) << "it has ended";
+}
+
+// Oracle: the next message of the record has its own keeper, limits and opens.
+TEST_F(HandleRecords, WhatKeepsAHandleDoesNotKeepTheNextOneOfItsRecord) {
+  const uint32_t block = a_.take(kNbytes);
+  const MessageId handle = a_.segment().send(block);
+  EXPECT_TRUE(b_.segment().take_over(handle, now_ns() + 3'600'000'000'000));
+  EXPECT_EQ(a_.segment().revoke(block), 1U);
+  MessageId next;
+  do {
+    next = a_.segment().send(block);
+    if (next.record != handle.record) (void)a_.segment().receive(next);
+  } while (next.record != handle.record);
+  EXPECT_FALSE(b_.segment().has_sent());
+  EXPECT_FALSE(b_.segment().take_over(handle, 0));
+  EXPECT_TRUE(c_.segment().take_over(next, 0));
+  b_.die();
+  reap_all(a_.segment().control());
+  EXPECT_EQ(a_.segment().status_of(next), MessageStatus::kLive);
+  EXPECT_TRUE(c_.segment().has_sent());
+  EXPECT_EQ(a_.segment().receive(next), MessageStatus::kLive);
+  EXPECT_FALSE(c_.segment().has_sent());
+  a_.leave(block);
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+// Oracle: a handle that take_over() has said to be kept is live as long as the process that said it lives,
+// and nobody opens or revokes it. Beside the end of the sender, looks at the handle, and the end of an
+// earlier keeper; each in a thread of its own, as the processes that they stand for.
+TEST_F(HandleRecords, NoEndOfOthersIsLaterThanAPromiseToKeep) {
+  constexpr int kRounds = 150;
+  int kept = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const uint32_t block = a_.take(64);
+    StandIn sender{a_}, first{a_};
+    ASSERT_TRUE(sender.use(block));
+    a_.leave(block);
+    const MessageId handle = sender.segment().send(block);
+    if (round % 2 == 0) {
+      ASSERT_TRUE(first.segment().take_over(handle, round % 4 == 0 ? now_ns() : 0));
+    }
+    sender.leave(block);
+    std::atomic<int> ready{0};
+    const auto at_once = [&] {
+      ready.fetch_add(1);
+      while (ready.load() < 4) relax_processor();
+    };
+    bool is_kept = false;
+    std::thread dies([&] {
+      at_once();
+      sender.die();
+      first.die();
+    });
+    std::thread looks([&] {
+      at_once();
+      for (int i = 0; i < 50; ++i) (void)a_.segment().status_of(handle);
+    });
+    std::thread reaps([&] {
+      at_once();
+      for (int i = 0; i < 5; ++i) reap_all(c_.segment().control());
+    });
+    at_once();
+    for (int i = 0; i < round % 64; ++i) relax_processor();
+    is_kept = b_.segment().take_over(handle, 0);
+    for (std::thread* thread : {&dies, &looks, &reaps}) thread->join();
+    reap_all(a_.segment().control());
+    kept += is_kept ? 1 : 0;
+    ASSERT_EQ(a_.segment().status_of(handle) == MessageStatus::kLive, is_kept) << round;
+    ASSERT_EQ(b_.segment().has_sent(), is_kept);
+    ASSERT_EQ(b_.segment().revoke(block), is_kept ? 1U : 0U);
+    ASSERT_TRUE(a_.segment().free_if_unused(block));
+  }
+  std::cout << kept << " of " << kRounds << " kept\n";
+}
+
+// A process forks, and leaves the block at once, again and again. The place of the child is far before its
+// own.
+TEST_F(HandleRecords, ABlockThatAProcessPassesToItsChildHasAUserAllTheTime) {
+  const uint32_t block = a_.take(kNbytes);
+  PlaceLocks& places = *b_.segment().control().places;
+  std::vector<uint32_t> taken;
+  for (uint32_t i = 3; i < kParticipants - 1; ++i) {
+    if (places.try_lock(i)) taken.push_back(i);
+  }
+  StandIn parent{a_};
+  ASSERT_EQ(parent.index(), kParticipants - 1);
+  ASSERT_TRUE(parent.use(block));
+  a_.leave(block);
+  places.unlock(taken.front());
+  std::atomic<bool> ends{false};
+  uint64_t looks = 0;
+  std::thread looker([&] {
+    for (; !ends && !HasFailure(); ++looks) {
+      EXPECT_TRUE(has_users(a_.segment().control(), a_.segment().block(block)));
+    }
+  });
+  for (int i = 0; i < 30'000 && !HasFailure(); ++i) {
+    const Participant::Reserved child = parent.segment().before_fork();
+    parent.segment().after_fork();
+    ASSERT_EQ(child.index, taken.front());
+    parent.leave(block);
+    ASSERT_TRUE(parent.use(block));
+    parent.segment().participant().free_reserved(child);
+  }
+  ends = true;
+  looker.join();
+  for (size_t i = 1; i < taken.size(); ++i) places.unlock(taken[i]);
+  EXPECT_GT(looks, 1000U);
 }
 
 }  // namespace

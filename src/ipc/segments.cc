@@ -563,7 +563,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
   }
   const auto is_used = [](Segment& segment) {
     reap_all(segment.control());
-    return !is_empty(segment.block(0).users) && !segment.has_lost_memory();
+    return has_users(segment.control(), segment.block(0)) && !segment.has_lost_memory();
   };
   if (Segment* const here = open_.find(record->segment)) return is_used(*here) ? here : nullptr;
   const auto find = [&, prefix = file_prefix(record->segment)] {

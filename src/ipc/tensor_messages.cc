@@ -179,7 +179,7 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
   facts.since_ns = now_ns();
   facts.until_ns = until(options.timeout_ns >= 0 ? options.timeout_ns : own.options.timeout_ns);
   facts.site = site;
-  facts.sender = own.segment.keeper();
+  facts.sender = own.segment.sender();
   bool is_handed_over = facts.opens == 1;
   for (const Hold& hold : live.holds) {
     facts.nbytes += hold.segment->block(hold.block).nbytes.load(std::memory_order_relaxed);
@@ -275,8 +275,8 @@ uint32_t TensorPools::count_live() {
     n += live.has_opens && status == MessageStatus::kLive ? 1 : 0;
   };
   const auto count_own = [&](Live& live) {
-    const MessageRecord& record = live.segment->message(live.record);
-    if (!lives(live.segment->control(), look(record.keeper))) count(live);
+    const uint64_t word = look(live.segment->message(live.record).word);
+    if (!has_living_keeper(live.segment->control(), word)) count(live);
   };
   for (auto& [id, own] : own_) std::ranges::for_each(own->live, count_own);
   std::ranges::for_each(kept_, count);
@@ -338,6 +338,7 @@ bool TensorPools::has_opened(const Segment& segment, const MessageId& message) c
 
 MessageStatus TensorPools::count_open(Segment& segment, const MessageId& message) {
   if (has_opened(segment, message)) return MessageStatus::kLive;
+  forget_closed();
   uint32_t& generation = opened_[{segment.header().id, message.record}];
   bool is_last = false;
   const MessageStatus status =
@@ -365,7 +366,6 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
   {
     const std::scoped_lock locked(segments_.lock_);
     segments_.look_at_ended_uses();
-    forget_closed();
     const Opened opened(segments_, message);
     const bool is_again = has_opened(opened.pool(), message.id());
     const MessageStatus status = opened.status();
@@ -464,8 +464,8 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
     // The deadline is of the message.
     const int64_t deadline = opened.record().until_ns.load(std::memory_order_relaxed);
     if (deadline != 0) live.until_ns = live.until_ns == 0 ? deadline : std::min(live.until_ns, deadline);
-    const uint64_t keeper = live.segment->keeper();
-    if (!is_kept || !keep_message(opened.record(), message.generation, keeper, live.until_ns)) {
+    if (!is_kept ||
+        !keep_message(opened.pool().control(), opened.record(), message.generation, participant.index())) {
       finish(kept, kept.begin(), nullptr);
       return false;
     }

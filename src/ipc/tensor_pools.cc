@@ -384,16 +384,14 @@ void TensorPools::look_at_kept(int64_t now) noexcept {
     const auto message = at++;
     Segment& segment = *message->segment;
     MessageRecord& record = segment.message(message->record);
-    const bool is_live = status_of(record, message->generation) == MessageStatus::kLive;
     const bool is_over = message->until_ns != 0 && message->until_ns <= now;
-    // The sender keeps it as long as it wants.
-    if (is_live && is_over && lives(segment.control(), look(record.sender))) {
-      drop_message(record, segment.keeper());
-      finish(kept_, message, nullptr);
-      continue;
+    if (is_over) {
+      drop_message(segment.control(), record, message->generation, segment.participant().index(),
+                   MessageStatus::kExpired);
     }
-    end_over(*message, now);
-    if (status_of(record, message->generation) != MessageStatus::kLive) finish(kept_, message, nullptr);
+    if (is_over || status_of(record, message->generation) != MessageStatus::kLive) {
+      finish(kept_, message, nullptr);
+    }
   }
 }
 

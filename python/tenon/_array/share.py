@@ -45,7 +45,7 @@ class Shared:
     numa_node: int | None = None
 
 
-_MOST_OPENS = 60_000
+_MOST_OPENS = 65_534
 
 
 class Handle:
@@ -82,7 +82,7 @@ class Handle:
     ValueError
         ``receiver`` is not a process number. ``opens`` is not positive. ``timeout`` is negative or NaN.
     MemoryError
-        4,096 handles of arrays in the same memory are unopened: open some of them, or call `revoke_handles`
+        16,384 handles of arrays in the same memory are unopened: open some of them, or call `revoke_handles`
         first.
     """
 
@@ -103,6 +103,10 @@ class Handle:
             if opens is not ...:
                 self._data = _core.set_handle_opens(self._data, most)
             self._limit(*limits)
+        except MemoryError:
+            # No process has it. It shares its record, so an open takes it back, and not a revoke.
+            _core.open_array(self._data)
+            raise
         except BaseException:
             self.revoke()  # no process has it
             raise

@@ -418,3 +418,19 @@ def test_a_handle_is_opened_where_another_owner_has_lent_the_same_memory():
     opened = pickle.loads(pickle.dumps(a))
     assert opened.tolist() == lent.tolist() == [7] * 3
     assert handles_of_this_process() == before
+
+
+def test_where_too_many_handles_are_unopened_one_with_limits_is_refused_and_keeps_nothing():
+    a = tn.zeros(4, shared=True)
+    for _ in range(16_384):
+        _core.send_array(a)
+    with pytest.raises(MemoryError, match="16384 handles"):
+        tn.Handle(a, opens=2)
+    with pytest.raises(MemoryError, match="16384 handles"):
+        tn.Handle(a, timeout=60)
+    handle = tn.Handle(a)  # shares the record of another one
+    with pytest.raises(MemoryError, match="16384 handles"):
+        handle.limit(timeout=60)
+    assert tn.revoke_handles(a) == 16_385
+    assert tn.revoke_handles(a) == 0
+    tn.Handle(a, opens=2, timeout=60).revoke()
