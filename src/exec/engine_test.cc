@@ -529,6 +529,32 @@ TEST(Bodies, ALeaseThatABodyKeepsIsSeenAtItsEnd) {
   kept.reset();
 }
 
+TEST(Bodies, ALeaseThatABodyKeepsIsSeenBehindAViewThatOutlivedAnother) {
+  Cell cell;
+  Conflict conflict;
+  std::unique_ptr<CellLease> kept, ended;
+  std::unique_ptr<Sight> view;
+  std::atomic<int> seen = 0;
+  const Ref<Op> op = make({write(cell)}, [&](Op* self) {
+    kept = std::make_unique<CellLease>(write(cell, 4, 8));
+    EXPECT_TRUE(kept->acquire(&conflict));
+    ended = std::make_unique<CellLease>(write(cell, 0, 4));
+    EXPECT_TRUE(ended->acquire(&conflict));
+    view = std::make_unique<Sight>(write(cell, 0, 4));
+    EXPECT_TRUE(view->open(&conflict));
+    std::thread([&] { ended->release(); }).join();
+    seen += has_views(*self) ? 1 : 0;
+    kept.reset();
+    seen += has_views(*self) ? 1 : 0;
+    view.reset();
+    seen += has_views(*self) ? 1 : 0;
+    self->complete();
+  });
+  ASSERT_TRUE(submit(op));
+  wait(op);
+  EXPECT_EQ(seen, 2);
+}
+
 TEST(Limits, WhatBelongsToTheEndOfAnOpPushesWithoutWaiting) {
   Engine::instance().set_executor("pool", 1);
   Engine::instance().set_limits(4, 0);

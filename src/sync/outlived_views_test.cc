@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random programs of threads with leases, views that outlive them, and what the threads do beside these:
-// calls, leases inside of them, and pushes that raise, wait or ignore views.
+// Views that outlive their leases: to what they belong then, how the time grows with their number, and random
+// programs of threads with leases, views that outlive them, and what the threads do beside these: calls, leases
+// inside of them, and pushes that raise, wait or ignore views.
 //
-// Oracle: the history of all accesses, each noted from inside. Nothing that conflicts overlaps a lease, a
+// Oracle of the programs: the history of all accesses, each noted from inside. Nothing that conflicts overlaps a lease, a
 // view after its lease, or an access inside of a view, except accesses of the same thread, and ops that
 // ignore views beside views. No wait is refused, and all of it ends. The seed is printed.
 #include <gtest/gtest.h>
 
+#include <time.h>
+
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -21,6 +26,188 @@
 
 namespace tenon::impl {
 namespace {
+
+thread_local uint64_t task_here = 0;
+
+class AfterItsLease : public OnPool {
+ protected:
+  void SetUp() override {
+    OnPool::SetUp();
+    WaitHooks hooks;
+    hooks.current_task = [] { return task_here; };
+    set_wait_hooks(hooks);
+  }
+  void TearDown() override {
+    Engine::instance().set_executor("pool", 2);
+    set_wait_hooks({});
+    EXPECT_FALSE(cell.queue.has_parts());
+    EXPECT_FALSE(cell.queue.has_views());
+  }
+  bool excludes_others() {
+    bool is_excluded = false;
+    std::thread([&] {
+      Conflict r;
+      is_excluded = !CellCall({write(cell)}).begin(&r, 2'000'000) && r.reason == Conflict::Reason::kTimeout;
+    }).join();
+    return is_excluded;
+  }
+};
+
+TEST_F(AfterItsLease, AViewIsOfTheTaskOfTheLeaseAlsoIfAnotherTaskReleasesThat) {
+  task_here = 1;
+  CellLease of_other(read(cell));
+  ASSERT_TRUE(of_other.acquire(&conflict));
+  task_here = 2;
+  CellLease lease(read(cell));
+  Sight view(read(cell));
+  ASSERT_TRUE(lease.acquire(&conflict) && view.open(&conflict));
+  task_here = 1;
+  EXPECT_TRUE(lease.release());
+  EXPECT_TRUE(cell.queue.has_ended_parts()) << "the view is in no lease of task 1";
+  of_other.release();
+  CellLease writer(write(cell));
+  EXPECT_EQ(reason_of([&](Conflict* r) { return writer.acquire(r, 2'000'000); }),
+            Conflict::Reason::kDeadlock);
+  view.close();
+  task_here = 0;
+}
+
+TEST_F(AfterItsLease, AViewIsOfNoOpWhoseBodyReleasesTheLease) {
+  Engine::instance().set_executor("inline", 0);
+  CellLease lease(read(cell));
+  Sight view(read(cell));
+  ASSERT_TRUE(lease.acquire(&conflict) && view.open(&conflict));
+  wait(push({read(cell)}, [&] { EXPECT_TRUE(lease.release()); }));
+  EXPECT_TRUE(excludes_others());
+}
+
+TEST_F(AfterItsLease, AViewIsNotTheHostsWhenACallAroundTheLeaseEnds) {
+  CellCall call({write(cell)});
+  ASSERT_TRUE(call.begin(&conflict));
+  CellLease lease(write(cell));
+  Sight view(write(cell));
+  ASSERT_TRUE(lease.acquire(&conflict) && view.open(&conflict));
+  EXPECT_TRUE(lease.release());
+  call.end();
+  EXPECT_FALSE(cell.queue.has_views());
+  EXPECT_TRUE(excludes_others());
+}
+
+TEST_F(AfterItsLease, ACycleThatTheEndOfADetachedLeaseClosesIsADeadlock) {
+  Cell other;
+  CellLease lease(write(cell));
+  Sight view(write(cell));
+  ASSERT_TRUE(lease.acquire(&conflict) && view.open(&conflict));
+  lease.detach();
+  constexpr int64_t kLong = 60'000'000'000;
+  std::array<Conflict::Reason, 2> reasons{};
+  std::atomic<int> n_held = 0;
+  std::thread holder([&] {
+    Conflict r;
+    CellLease second(write(other)), first(write(cell));
+    ASSERT_TRUE(second.acquire(&r));
+    ++n_held;
+    if (!first.acquire(&r, kLong)) reasons[1] = r.reason;
+  });
+  while (n_held == 0) std::this_thread::yield();
+  await_parts(cell, 2);
+  std::thread releaser([&] {
+    await_parts(other, 2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // both have looked for a cycle
+    lease.release();
+  });
+  CellLease second(write(other));
+  if (!second.acquire(&conflict, kLong)) reasons[0] = conflict.reason;
+  view.close();
+  second.release_if_held();
+  holder.join();
+  releaser.join();
+  EXPECT_EQ(std::ranges::count(reasons, Conflict::Reason::kDeadlock), 1);
+}
+
+TEST_F(AfterItsLease, AViewOfTheHostTakesNoMemoryForAPart) {
+  CellLease lease(read(cell));
+  ASSERT_TRUE(lease.acquire(&conflict));
+  std::thread([&] {
+    Conflict r;
+    Sight view(read(cell));
+    EXPECT_TRUE(view.open(&r));
+    EXPECT_EQ(this_thread.room, nullptr);
+  }).join();
+}
+
+// The least time for each of n views.
+struct EndTimes {
+  double end = std::numeric_limits<double>::max();
+  double close = std::numeric_limits<double>::max();
+};
+EndTimes times_of_end(size_t n, bool is_equal, bool has_waiter) {
+  const auto now = [] {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
+  };
+  std::vector<int64_t> memory(n);
+  Queue queue;
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  queue.set_bounds({begin, begin + n * sizeof(int64_t)});
+  Home home(&queue);
+  EndTimes least;
+  for (int round = 0; round < 3; ++round) {
+    Conflict r;
+    const auto describe = [&](auto& use) {
+      use.home = &home;
+      use.access = Access::kWrite;
+      use.extent = queue.bounds();
+    };
+    RequestPart part, waiting_part;
+    BlockingRequest lease(HolderKind::kLease, {&part, 1}), waiter(HolderKind::kLease, {&waiting_part, 1});
+    describe(part);
+    describe(waiting_part);
+    lease.owner = current_actor();
+    EXPECT_TRUE(lease.acquire(Deadline(-1), &r));
+    std::vector<View> views(n);
+    for (size_t i = 0; i < n; ++i) {
+      describe(views[i]);
+      if (!is_equal) views[i].extent = {begin + i * 8, begin + i * 8 + 8};
+      EXPECT_EQ(try_open_view(views[i], false, &r), Appended::kGranted);
+    }
+    std::thread other;
+    if (has_waiter) {
+      other = std::thread([&] {
+        Conflict c;
+        waiter.owner = current_actor();
+        EXPECT_TRUE(waiter.acquire(Deadline(-1), &c));
+        release(waiter);
+      });
+      const auto n_parts = [&] {
+        const std::scoped_lock lock(queue.lock);
+        return queue.first()->next != nullptr;
+      };
+      while (!n_parts()) std::this_thread::yield();
+    }
+    const double at_begin = now();
+    release(lease);
+    const double ended = now();
+    for (View& view : views) close_view(view);
+    const double closed = now();
+    if (has_waiter) other.join();
+    least.end = std::min(least.end, (ended - at_begin) / static_cast<double>(n));
+    least.close = std::min(least.close, (closed - ended) / static_cast<double>(n));
+  }
+  return least;
+}
+
+TEST_F(AfterItsLease, TheTimeForEachViewDoesNotGrowWithTheirNumber) {
+  for (const bool is_equal : {false, true}) {
+    for (const bool has_waiter : {false, true}) {
+      const EndTimes few = times_of_end(300, is_equal, has_waiter);
+      const EndTimes many = times_of_end(30'000, is_equal, has_waiter);
+      EXPECT_LT(many.end, 20 * few.end) << is_equal << has_waiter;
+      EXPECT_LT(many.close, 20 * few.close) << is_equal << has_waiter;
+    }
+  }
+}
 
 // What one thread does. Each run has one lease.
 class Session {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "sync/part_index.h"
@@ -42,7 +43,7 @@ void unlink_from(T*& head, T* item) noexcept {
   if (item->next != nullptr) item->next->previous = item->previous;
 }
 
-// Of two parts of one queue.
+// Of two parts of one queue. Parts with the same sequence number act under one part, or before one.
 bool is_before(const RequestPart& a, const RequestPart& b) noexcept {
   if (a.sequence != b.sequence) return a.sequence < b.sequence;
   const RequestPart* e = a.next;
@@ -88,14 +89,15 @@ bool Queue::visit_near(const Extent& extent, Visit visit) const noexcept {
   return is_counted_ && index_ != nullptr && index_->visit(extent, visit);
 }
 
-// The first part on these bytes for which the condition holds. With the index, it visits all parts there.
+// A part on these bytes for which the condition holds; null: there is none. With the index, it visits all
+// parts there.
 template <class Condition>
-RequestPart* Queue::first_near(const Extent& extent, Condition condition) const noexcept {
-  RequestPart* first = nullptr;
+RequestPart* Queue::any_near(const Extent& extent, Condition condition) const noexcept {
+  RequestPart* found = nullptr;
   const auto take = [&](RequestPart* e) {
-    if ((first == nullptr || is_before(*e, *first)) && condition(*e)) first = e;
+    if (found == nullptr && condition(*e)) found = e;
   };
-  if (visit_near(extent, take)) return first;
+  if (visit_near(extent, take)) return found;
   RequestPart* e = head_;
   while (e != nullptr && !condition(*e)) e = e->next;
   return e;
@@ -114,6 +116,7 @@ void Queue::mark_granted(RequestPart* part) noexcept {
 
 void Queue::grant(RequestPart* part, ReadyList* ready) noexcept {
   mark_granted(part);
+  if (is_counted_) --waiting_;
   // pairs with: requests::cancel, "parts granted by others"
   if (part->request->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) ready->add(part->request);
 }
@@ -147,9 +150,7 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
       if (length >= kLong) [[unlikely]]
         make_index(2 * length);
     }
-    if (part->blockers != 0 || !views_allow(*part)) return false;
-    mark_granted(part);
-    return true;
+    return is_granted_at_once(part);
   }
   link_behind(part, tail_);
   const bool is_free = active_writers_ == 0 && (part->access == Access::kRead || active_readers_ == 0);
@@ -159,6 +160,16 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   }
   if (first_waiting_ == nullptr) first_waiting_ = part;
   return false;
+}
+
+// A part that was put in a counted queue.
+bool Queue::is_granted_at_once(RequestPart* part) noexcept {
+  if (part->blockers != 0 || !views_allow(*part)) {
+    ++waiting_;
+    return false;
+  }
+  mark_granted(part);
+  return true;
 }
 
 void Queue::append_by_index(RequestPart* part) noexcept {
@@ -186,9 +197,7 @@ bool Queue::insert_before(RequestPart* part, RequestPart* place, ReadyList* read
     if (waits_for(*part, *e)) ++(e->is_granted ? part : e)->blockers;
   }
   link_counted(part, place->previous);
-  if (part->blockers != 0 || !views_allow(*part)) return false;
-  mark_granted(part);
-  return true;
+  return is_granted_at_once(part);
 }
 
 void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept {
@@ -207,7 +216,8 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
 }
 
 bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
-  RequestPart *const next = part->next, *const previous = part->previous;
+  const bool has_views = part->views != nullptr && move_views_out(part, ready);
+  RequestPart* const next = part->next;
   unlink(part);
   if (is_counted_ && index_ != nullptr) [[unlikely]]
     remove_from_index(part);
@@ -216,13 +226,13 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
   if (part->is_ahead) --ahead_;
   if (part->request->is_for_view()) --view_requests_;
   if (part->is_ended) note_ended(*part, -1);
-  const Moved moved = part->views != nullptr ? move_views_out(part, previous) : Moved{};
   if (is_counted_) {
-    if (index_ == nullptr || !grant_behind_by_index(*part, ready)) [[likely]]
-      grant_behind(*part, next, ready);
+    if (!part->is_granted) --waiting_;
+    if (waiting_ != 0) grant_behind(*part, next, ready);
     if (head_ == nullptr) {
       is_counted_ = false;
       first_waiting_ = nullptr;
+      active_readers_ = 0;
     }
   } else {
     if (part->is_granted) {
@@ -230,18 +240,37 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
     } else if (part == first_waiting_) {
       first_waiting_ = next;
     }
-    if (moved.must_count) {
-      begin_counting(ready);
-    } else if (first_waiting_ != nullptr) {
-      advance(ready);
-    }
+    if (first_waiting_ != nullptr) advance(ready);
   }
-  return moved.is_any;
+  return has_views;
+}
+
+// The first part that waits, if all of these are among the last parts; else null. Beside many ended parts there
+// are few that wait.
+RequestPart* Queue::first_of_last_waiting() const noexcept {
+  RequestPart* first = nullptr;
+  uint32_t n = 0;
+  size_t left = kLong;
+  for (RequestPart* e = tail_; e != nullptr && n < waiting_ && left != 0; e = e->previous, --left) {
+    if (e->is_granted) continue;
+    first = e;
+    ++n;
+  }
+  return n == waiting_ ? first : nullptr;
 }
 
 // next: the part behind the removed one. A part before it waits for it only if it was inserted later.
 void Queue::grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept {
-  for (RequestPart* e = ahead_ != 0 && removed.is_granted ? head_ : next; e != nullptr; e = e->next) {
+  if (ended_ != 0 && removed.is_granted) [[unlikely]] {
+    if (RequestPart* const first = first_of_last_waiting()) return grant_from(first, removed, ready);
+  }
+  if (index_ != nullptr && grant_behind_by_index(removed, ready)) [[unlikely]]
+    return;
+  grant_from(ahead_ != 0 && removed.is_granted ? head_ : next, removed, ready);
+}
+
+void Queue::grant_from(RequestPart* first, const RequestPart& removed, ReadyList* ready) noexcept {
+  for (RequestPart* e = first; e != nullptr; e = e->next) {
     if (e->is_granted || !waits_for(*e, removed)) continue;
     if (--e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }
@@ -304,9 +333,10 @@ void Queue::advance(ReadyList* ready) noexcept {
 void Queue::begin_counting(ReadyList* ready) noexcept {
   is_counted_ = true;
   index_ = nullptr;
-  active_readers_ = active_writers_ = 0;
+  waiting_ = active_writers_ = 0;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted) continue;
+    ++waiting_;
     e->blockers = 0;
     for (const RequestPart* earlier = head_; earlier != e; earlier = earlier->next) {
       e->blockers += waits_for(*e, *earlier) ? 1 : 0;
@@ -315,28 +345,37 @@ void Queue::begin_counting(ReadyList* ready) noexcept {
   }
 }
 
-// Moves the views under a part that was taken out from behind `previous` to another part of the same actor
-// that allows them. Else a view of a lease gets an ended part in that place, and another one is of the host
-// from now on.
-Queue::Moved Queue::move_views_out(RequestPart* part, RequestPart* previous) noexcept {
-  Moved moved;
+// The views under a part that is about to be removed stay under another part of the same actor that allows
+// them. Else a view of a lease gets an ended part, and another one is of the host from now on; true if there
+// is one.
+bool Queue::move_views_out(RequestPart* part, ReadyList* ready) noexcept {
+  const Request& request = *part->request;
+  View* rest = nullptr;
+  RequestPart* last = nullptr;
+  std::optional<Actor> owner;  // to which `last` belongs
   while (View* const view = part->views) {
+    if (const Actor its_owner = owner_of(*view, request); owner != its_owner) {
+      owner = its_owner;
+      last = tail_;
+      while (last != nullptr && !is_outer(*last, *owner, request)) last = last->previous;
+    }
+    view->under = last != nullptr ? outer_part_for(*view, *owner, request, last) : nullptr;
     unlink_from(part->views, view);
-    view->under = outer_part_for(*view, *part->request);
-    if (view->under != nullptr) {
-      link_front(view->under->views, view);
-      continue;
-    }
-    moved.is_any = true;
-    if (part->request->kind == HolderKind::kLease) {
-      insert_ended(view, *part, previous);
-      moved.must_count = true;
-    } else {
-      link_front(views_, view);
-      moved.must_count |= is_shown_to_ops(*view);
-    }
+    link_front(view->under != nullptr ? view->under->views : rest, view);
   }
-  return moved;
+  if (rest == nullptr) return false;
+  if (request.kind == HolderKind::kLease) {
+    insert_ended(rest, part, ready);
+    return true;
+  }
+  bool is_awaited = false;
+  while (View* const view = rest) {
+    unlink_from(rest, view);
+    link_front(views_, view);
+    is_awaited |= is_shown_to_ops(*view);
+  }
+  if (is_awaited && !is_counted_) begin_counting(ready);
+  return true;
 }
 
 // The ops that must wait for the view from now on wait for views of the host. True if there is one.
@@ -350,29 +389,45 @@ bool Queue::is_shown_to_ops(const View& view) noexcept {
   return is_awaited;
 }
 
-// In the place of the part of the lease, behind `previous`. The queue is counted, or will be before a grant.
-void Queue::insert_ended(View* view, const RequestPart& lease, RequestPart* previous) noexcept {
-  auto* const part = new (view->room) EndedPart;
-  part->is_appended = true;
-  part->request = &part->lease;
-  part->home = view->home;
-  part->queue = this;
-  part->extent = view->extent;
-  part->access = view->access;
-  part->sequence = lease.sequence;
-  part->is_ended = part->is_granted = true;
-  part->views = view;
-  part->lease.owner = owner_of(*view, *lease.request);
-  view->under = part;
-  view->previous = view->next = nullptr;
-  note_ended(*part, 1);
-  if (!is_counted_) return link_behind(part, previous);
-  link_counted(part, previous);
-  const auto block = [part](RequestPart* e) {
-    e->blockers += !e->is_granted && waits_for(*e, *part) ? 1 : 0;
-  };
-  if (visit_near(part->extent, block)) return;
-  for (RequestPart* e = head_; e != nullptr; e = e->next) block(e);
+// Of all views in the list, in the place of the part of their lease, which is still there. First the queue is
+// made counted, and gets an index if it will be long.
+void Queue::insert_ended(View* views, RequestPart* lease, ReadyList* ready) noexcept {
+  if (!is_counted_) begin_counting(ready);
+  if (index_ == nullptr) {
+    size_t length = 0;
+    for (const View* v = views; v != nullptr; v = v->next) ++length;
+    for (const RequestPart* e = head_; e != nullptr; e = e->next) ++length;
+    if (length > kLong) [[unlikely]]
+      make_index(2 * length);
+  }
+  if (lease->request->is_detached.load(std::memory_order_relaxed))
+    owned_views.fetch_add(1, std::memory_order_relaxed);
+  RequestPart* const first_waiting = first_of_last_waiting();
+  RequestPart* place = lease;
+  while (View* const view = views) {
+    unlink_from(views, view);
+    auto* const part = new (view->room) EndedPart;
+    part->is_appended = true;
+    part->request = &part->lease;
+    part->home = view->home;
+    part->queue = this;
+    part->extent = view->extent;
+    part->access = view->access;
+    part->sequence = lease->sequence;
+    part->is_ended = part->is_granted = true;
+    part->views = view;
+    part->lease.owner = owner_of(*view, *lease->request);
+    view->under = part;
+    view->previous = view->next = nullptr;
+    note_ended(*part, 1);
+    link_counted(part, place);
+    place = part;
+    const auto block = [part](RequestPart* e) {
+      e->blockers += !e->is_granted && waits_for(*e, *part) ? 1 : 0;
+    };
+    if (waiting_ == 0 || (first_waiting == nullptr && visit_near(part->extent, block))) continue;
+    for (RequestPart* e = first_waiting != nullptr ? first_waiting : head_; e != nullptr; e = e->next) block(e);
+  }
 }
 
 // An ended part has come (1) or goes (-1).
@@ -398,7 +453,10 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
     RequestPart*& best = allows(*e, extent, access) ? last : weaker;
     if (best == nullptr || is_before(*best, *e)) best = e;
   };
-  if (visit_near(extent, take)) return last != nullptr ? last : weaker;
+  if (is_counted_ && index_ != nullptr) {
+    if (tail_ != nullptr && may_act_under(*tail_) && allows(*tail_, extent, access)) return tail_;
+    if (index_->visit(extent, take)) return last != nullptr ? last : weaker;
+  }
   RequestPart* e = !is_counted_ && first_waiting_ != nullptr ? first_waiting_->previous : tail_;
   for (; e != nullptr; e = e->previous) {
     if (!may_act_under(*e)) continue;
@@ -408,23 +466,35 @@ RequestPart* Queue::own_part_for(const Extent& extent, Access access) const noex
   return weaker;
 }
 
-// Whichever thread ends the request.
-RequestPart* Queue::outer_part_for(const View& view, const Request& ended) const noexcept {
-  const Actor owner = owner_of(view, ended);
-  if (owner.thread == this_thread_id()) {
-    RequestPart* const own = own_part_for(view.extent, view.access);
-    return own != nullptr && allows(*own, view.extent, view.access) ? own : nullptr;
-  }
-  for (RequestPart* e = tail_; e != nullptr; e = e->previous) {
-    const Request& outer = *e->request;
-    if (!e->is_granted || e->needs_grant || e->is_ended || outer.kind == HolderKind::kOp) continue;
-    if (outer.owner.thread != owner.thread) continue;
-    if (outer.is_detached.load(std::memory_order_relaxed) || outer.born_in != ended.born_in) continue;
-    const bool is_of_task = outer.kind != HolderKind::kCall && outer.owner.task != 0;
-    if (is_of_task && outer.owner.task != owner.task) continue;
-    if (allows(*e, view.extent, view.access)) return e;
-  }
-  return nullptr;
+// A view of the owner, taken under the request that ends, may stay under this part. In whichever thread or
+// task the request ends.
+bool Queue::is_outer(const RequestPart& part, const Actor& owner, const Request& ended) noexcept {
+  const Request& outer = *part.request;
+  if (!part.is_granted || part.needs_grant || part.is_ended || &outer == &ended) return false;
+  if (outer.kind == HolderKind::kOp)
+    return &outer == this_thread.running_request && ended.born_in == this_thread.running;
+  if (outer.is_detached.load(std::memory_order_relaxed)) return false;
+  if (outer.owner.thread != owner.thread || outer.born_in != ended.born_in) return false;
+  // A view that was taken under a lease must not become one of the host with the end of a call around it.
+  if (outer.kind == HolderKind::kCall) return ended.kind == HolderKind::kCall;
+  if (outer.owner.task == 0) return true;
+  return outer.owner.task == (ended.kind == HolderKind::kCall ? current_task() : owner.task);
+}
+
+// The innermost such part that allows the view; `last` is the last one of all. Null: there is none.
+RequestPart* Queue::outer_part_for(const View& view, const Actor& owner, const Request& ended,
+                                   RequestPart* last) const noexcept {
+  const auto allows_it = [&view](const RequestPart& e) { return allows(e, view.extent, view.access); };
+  if (allows_it(*last)) return last;
+  RequestPart* found = nullptr;
+  const auto take = [&](RequestPart* e) {
+    if (!allows_it(*e) || !is_outer(*e, owner, ended)) return;
+    if (found == nullptr || is_before(*found, *e)) found = e;
+  };
+  if (visit_near(view.extent, take)) return found;
+  RequestPart* e = last->previous;
+  while (e != nullptr && !(allows_it(*e) && is_outer(*e, owner, ended))) e = e->previous;
+  return e;
 }
 
 RequestPart* Queue::part_of(const Request& request, const Extent& extent, Access access) const noexcept {
@@ -505,7 +575,7 @@ View* Queue::host_conflict(Access access, const Extent& extent) const noexcept {
 
 const RequestPart* Queue::ended_conflict(Access access, const Extent& extent) const noexcept {
   if (ended_ == 0) return nullptr;
-  return first_near(extent, [&](const RequestPart& e) {
+  return any_near(extent, [&](const RequestPart& e) {
     return e.is_ended && in_conflict(access, extent, e.access, e.extent);
   });
 }
@@ -518,7 +588,7 @@ bool Queue::has_views_of(uint32_t thread, const Extent& extent) const noexcept {
     while (v != nullptr && !v->extent.overlaps(extent)) v = v->next;
     return v != nullptr;
   };
-  return first_near(extent, has_one) != nullptr;
+  return any_near(extent, has_one) != nullptr;
 }
 
 const View* Queue::first_writer(const Extent& extent) const noexcept {
@@ -546,7 +616,7 @@ bool Queue::is_in_view(Access access, const Extent& extent) const noexcept {
 
 bool Queue::is_in_ended(Actor actor, Access access, const Extent& extent) const noexcept {
   if (ended_ == 0) return false;
-  return first_near(extent, [&](const RequestPart& e) {
+  return any_near(extent, [&](const RequestPart& e) {
            return e.is_ended && allows(e, extent, access) && e.request->owner.includes(actor);
          }) != nullptr;
 }
@@ -562,7 +632,7 @@ bool Queue::is_behind_host(const RequestPart& part) const noexcept {
 }
 
 RequestPart* Queue::first_behind_host(Access access, const Extent& extent) const noexcept {
-  if (views_ == nullptr && view_requests_ == 0) return nullptr;
+  if (!has_waiting() || (views_ == nullptr && view_requests_ == 0)) return nullptr;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (in_conflict(access, extent, e->access, e->extent) && is_behind_host(*e)) return e;
   }
@@ -602,11 +672,11 @@ class Accesses {
 
 RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access, const Extent& extent,
                                      bool only_exported) const noexcept {
-  if (views_ == nullptr && view_requests_ == 0 && ended_ == 0) return nullptr;
+  if (!has_waiting() || (views_ == nullptr && view_requests_ == 0 && ended_ == 0)) return nullptr;
   const auto is_candidate = [&](const RequestPart& e) {
     return !e.is_granted && in_conflict(access, extent, e.access, e.extent);
   };
-  if (first_near(extent, is_candidate) == nullptr) return nullptr;  // the usual case
+  if (any_near(extent, is_candidate) == nullptr) return nullptr;  // the usual case
   Accesses own, kept;
   for (const RequestPart* e = ended_ != 0 ? head_ : nullptr; e != nullptr; e = e->next) {
     if (!e->is_ended || (only_exported && !e->views->is_exported)) continue;
@@ -625,15 +695,16 @@ RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access, c
   return nullptr;
 }
 
-RequestPart* Queue::first_conflict(Access access, const Extent& extent) const noexcept {
-  return first_near(extent,
-                    [&](const RequestPart& e) { return in_conflict(access, extent, e.access, e.extent); });
+bool Queue::has_conflict(Access access, const Extent& extent) const noexcept {
+  return any_near(extent, [&](const RequestPart& e) {
+           return in_conflict(access, extent, e.access, e.extent);
+         }) != nullptr;
 }
 
-RequestPart* Queue::first_unsubmitted_conflict(Access access, const Extent& extent) const noexcept {
-  return first_near(extent, [&](const RequestPart& e) {
-    return !e.is_submitted && in_conflict(access, extent, e.access, e.extent);
-  });
+bool Queue::has_unsubmitted_conflict(Access access, const Extent& extent) const noexcept {
+  return any_near(extent, [&](const RequestPart& e) {
+           return !e.is_submitted && in_conflict(access, extent, e.access, e.extent);
+         }) != nullptr;
 }
 
 void Queue::add_view(View* view, RequestPart* under) noexcept {
@@ -657,7 +728,7 @@ void Queue::add_view(View* view, RequestPart* under) noexcept {
   --(view->access == Access::kWrite ? writers_ : readers_);
   if (view->access == Access::kWrite) note_write();
   if (under != nullptr) return under->is_ended ? (void)remove_among(under, ready) : void();
-  if (!is_counted_) return;
+  if (!is_counted_ || waiting_ == 0) return;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (!e->is_granted && e->blockers == 0 && views_allow(*e)) grant(e, ready);
   }

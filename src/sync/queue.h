@@ -110,6 +110,7 @@ class Queue : public QueueBase {
     if (!is_whole(*part)) {
       is_counted_ = true;
       index_ = nullptr;
+      waiting_ = 0;
     } else {
       ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
     }
@@ -171,9 +172,6 @@ class Queue : public QueueBase {
   // The granted part of this actor, or of the op that runs in this thread, that overlaps extent, but no ended
   // part: the innermost one that allows the access if there is one. Null: none overlaps.
   RequestPart* own_part_for(const Extent& extent, Access access) const noexcept;
-  // The part under which a view stays when the request ends under which it was taken: another one of the same
-  // actor that allows it. Null: there is none.
-  RequestPart* outer_part_for(const View& view, const Request& ended) const noexcept;
   // The same among the parts of one granted request.
   RequestPart* part_of(const Request& request, const Extent& extent, Access access) const noexcept;
   static bool allows(const RequestPart& under, const Extent& extent, Access access) noexcept {
@@ -234,13 +232,13 @@ class Queue : public QueueBase {
                                 bool only_exported = false) const noexcept;
   // A part or a view uses some of these bytes.
   bool is_used(const Extent& extent) const noexcept {
-    return (head_ != nullptr && first_conflict(Access::kWrite, extent) != nullptr) ||
+    return (head_ != nullptr && has_conflict(Access::kWrite, extent)) ||
            (views_ != nullptr && host_conflict(Access::kWrite, extent) != nullptr);
   }
-  // The first part that conflicts, or null.
-  RequestPart* first_conflict(Access access, const Extent& extent) const noexcept;
+  // A part conflicts.
+  bool has_conflict(Access access, const Extent& extent) const noexcept;
   // The same without those that are submitted.
-  RequestPart* first_unsubmitted_conflict(Access access, const Extent& extent) const noexcept;
+  bool has_unsubmitted_conflict(Access access, const Extent& extent) const noexcept;
   // Both parts cover all of the memory.
   bool are_whole(const RequestPart& a, const RequestPart& b) const noexcept {
     return is_whole(a) && is_whole(b);
@@ -267,6 +265,10 @@ class Queue : public QueueBase {
 
   // True if, in any queue, a part waits or has waited for views of the host, or there is an ended part.
   static bool may_wait_for_views() noexcept { return kept_by_views.load(std::memory_order_relaxed) != 0; }
+
+  // In all queues: how many views of detached leases got an owner when their lease ended. This may close a
+  // cycle of waits that have begun before.
+  static uint64_t new_owners() noexcept { return owned_views.load(std::memory_order_relaxed); }
 
   // Bytes of all memory that unfinished ops hold, each counted once. Memory of less than kSmall bytes does
   // not count.
@@ -298,6 +300,7 @@ class Queue : public QueueBase {
   void hold_memory(RequestPart* part) noexcept {
     if (is_large()) count_holder(part);
   }
+  bool has_waiting() const noexcept { return is_counted_ ? waiting_ != 0 : first_waiting_ != nullptr; }
   bool is_whole(const RequestPart& part) const noexcept { return part.extent.contains(bounds_); }
   static bool conflicts(const RequestPart& a, const RequestPart& b) noexcept {
     return a.request != b.request && in_conflict(a.access, a.extent, b.access, b.extent);
@@ -309,6 +312,7 @@ class Queue : public QueueBase {
     return (ended.access == Access::kWrite || later.is_nested) &&
            ended.request->owner.includes(later.request->owner);
   }
+  bool is_granted_at_once(RequestPart* part) noexcept;
   void note_traits(const RequestPart& part, ReadyList* ready) noexcept;
   // No view is in the way of this part, which waits for no other part.
   bool views_allow(const RequestPart& part) const noexcept {
@@ -325,7 +329,9 @@ class Queue : public QueueBase {
   void grant(RequestPart* part, ReadyList* ready) noexcept;
   void advance(ReadyList* ready) noexcept;
   void begin_counting(ReadyList* ready) noexcept;
+  RequestPart* first_of_last_waiting() const noexcept;
   void grant_behind(const RequestPart& removed, RequestPart* next, ReadyList* ready) noexcept;
+  void grant_from(RequestPart* first, const RequestPart& removed, ReadyList* ready) noexcept;
   // With the index, which exists.
   [[gnu::noinline]] void append_by_index(RequestPart* part) noexcept;
   [[gnu::noinline]] bool grant_behind_by_index(const RequestPart& removed, ReadyList* ready) noexcept;
@@ -337,16 +343,13 @@ class Queue : public QueueBase {
   template <class Visit>
   bool visit_near(const Extent& extent, Visit visit) const noexcept;
   template <class Condition>
-  RequestPart* first_near(const Extent& extent, Condition condition) const noexcept;
-  // What happened to the views under a part that ends: whether some have outlived it, and whether the queue
-  // must be counted, because parts wait for these.
-  struct Moved {
-    bool is_any = false;
-    bool must_count = false;
-  };
-  Moved move_views_out(RequestPart* part, RequestPart* previous) noexcept;
+  RequestPart* any_near(const Extent& extent, Condition condition) const noexcept;
+  static bool is_outer(const RequestPart& part, const Actor& owner, const Request& ended) noexcept;
+  RequestPart* outer_part_for(const View& view, const Actor& owner, const Request& ended,
+                              RequestPart* last) const noexcept;
+  bool move_views_out(RequestPart* part, ReadyList* ready) noexcept;
   bool is_shown_to_ops(const View& view) noexcept;
-  void insert_ended(View* view, const RequestPart& lease, RequestPart* previous) noexcept;
+  void insert_ended(View* views, RequestPart* lease, ReadyList* ready) noexcept;
   void note_ended(const RequestPart& part, int n) noexcept;
   bool is_large() const noexcept {
     const uint64_t nbytes = bounds_.end - bounds_.begin;
@@ -358,13 +361,15 @@ class Queue : public QueueBase {
   static void note_kept(int64_t n) noexcept { kept_by_views.fetch_add(n, std::memory_order_relaxed); }
 
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
+  static constinit inline std::atomic<uint64_t> owned_views{0};
   static constinit inline std::atomic<int64_t> kept_by_views{0};  // such parts, and ended ones
 
   bool has_failed(const Extent& extent) const noexcept {
     return unnoted_.end != 0 && unnoted_.overlaps(extent);
   }
 
-  static constexpr size_t kLong = 64;   // an append that visits so many parts makes the index
+  static constexpr size_t kLong =
+      64;  // an append that visits so many parts makes the index, or ended parts that make it so long
   static constexpr size_t kShort = 16;  // with fewer parts it is dropped
 
   // A region has three cache lines. The first line has the lock and what rarely changes. Threads that wait
@@ -387,9 +392,11 @@ class Queue : public QueueBase {
     RequestPart* first_waiting_ = nullptr;  // while the queue is not counted
     PartIndex* index_;                      // while it is counted; null: none
   };
-  // Used only while the queue is not counted.
-  uint32_t active_readers_ = 0;
-  uint32_t active_writers_ = 0;
+  union {
+    uint32_t active_readers_ = 0;  // while the queue is not counted
+    uint32_t waiting_;             // while it is counted: parts that are not granted
+  };
+  uint32_t active_writers_ = 0;  // while the queue is not counted
   uint64_t next_sequence_ = 1;
   View* views_ = nullptr;  // of the host
   uint64_t version_ = 0;

@@ -512,8 +512,9 @@ Appended find_possession(const Queue& queue, View& view, bool may_weaken, Posses
   return refuse(conflict, has_no_right ? Conflict::Reason::kNotHeld : Conflict::Reason::kNoPossession, {});
 }
 
-// Requires the lock of the queue.
-Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict) noexcept {
+// Requires the lock of the queue. needs_room: set if nothing has changed because the thread has no memory for
+// the ended part of the view.
+Appended try_open(Queue& queue, View& view, bool may_weaken, bool* needs_room, Conflict* conflict) noexcept {
   if (!queue.is_plain()) [[unlikely]] {
     if (check_memory(queue, conflict) != Appended::kGranted) return Appended::kRefused;
     if (view.device == nullptr) return refuse(conflict, Conflict::Reason::kOnDevice, {});
@@ -542,10 +543,13 @@ Appended try_open(Queue& queue, View& view, bool may_weaken, Conflict* conflict)
   }
   if (has.under == nullptr && queue.has_parts()) {
     // Submitted parts are not in the way of a view on a device: its stream waits for them.
-    const RequestPart* const first = queue.is_plain()
-                                         ? queue.first_conflict(view.access, view.extent)
-                                         : queue.first_unsubmitted_conflict(view.access, view.extent);
-    if (first != nullptr) return Appended::kWaiting;
+    const bool has_conflict = queue.is_plain() ? queue.has_conflict(view.access, view.extent)
+                                               : queue.has_unsubmitted_conflict(view.access, view.extent);
+    if (has_conflict) return Appended::kWaiting;
+  }
+  if (has.under != nullptr && this_thread.room == nullptr) [[unlikely]] {
+    *needs_room = true;
+    return Appended::kRefused;
   }
   if (is_gated) [[unlikely]] {
     view.grant = has.grant;
@@ -580,14 +584,15 @@ void give_back(void* room) noexcept {
 // In a queue that is locked, and is unlocked then.
 [[gnu::noinline]] Appended try_open_and_unlock(Queue* queue, View& view, bool may_weaken,
                                                Conflict* conflict) noexcept {
-  if (this_thread.room == nullptr) [[unlikely]] {
+  while (true) {
+    bool needs_room = false;
+    const Appended result = try_open(*queue, view, may_weaken, &needs_room, conflict);
     queue->lock.unlock();
+    if (!needs_room) [[likely]]
+      return result;
     if (!make_room()) return refuse(conflict, Conflict::Reason::kNoMemory, {});
     queue = &lock_home(*view.home);
   }
-  const Appended result = try_open(*queue, view, may_weaken, conflict);
-  queue->lock.unlock();
-  return result;
 }
 
 }  // namespace
@@ -736,9 +741,9 @@ bool has_views(const Request& request) noexcept {
     if (!e.is_appended) continue;
     const std::scoped_lock lock(e.queue->lock);
     if (e.views != nullptr) return true;
+    // What was taken under it, and the views that have outlived that, are right behind it.
     const RequestPart* const inner = e.is_queued ? e.next : nullptr;
-    if (inner == nullptr || inner->sequence != e.sequence) continue;
-    if (!inner->is_ended && !inner->is_ahead) return true;
+    if (inner != nullptr && inner->sequence == e.sequence && !inner->is_ahead) return true;
   }
   return false;
 }

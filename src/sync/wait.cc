@@ -299,8 +299,9 @@ void WaitSpan::open(const WaitNode& node) noexcept {
 WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t value, Holder* holder) noexcept {
   const int64_t waited = waiter_.waited_ns();
   const bool is_due = waited >= next_look_ns_;
-  const bool is_to_walk = walked_ns_ == 0 ? is_due || deadline_.has_passed()
-                                          : node_.waits_for_all && waited - walked_ns_ >= kViewsNs;
+  const bool is_again = (node_.waits_for_all && waited - walked_ns_ >= kViewsNs) ||
+                        (is_due && new_owners_ != Queue::new_owners());
+  const bool is_to_walk = walked_ns_ == 0 ? is_due || deadline_.has_passed() : is_again;
   if (is_to_walk && is_cycle(holder)) return WaitEnd::kDeadlock;
   if (waited >= next_look_ns_ && is_kept_by_views(holder)) return WaitEnd::kDeadlock;
   const int64_t slice = has_own_threads() ? INT64_MAX : kHelperSliceNs;
@@ -314,8 +315,10 @@ WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t valu
 }
 
 // Usually once, because the thread that closes a cycle later finds it. A wait for all ops repeats it, because
-// the body of an op may push further ops.
+// the body of an op may push further ops. And the end of a detached lease may close one: then what outlived it
+// has an owner.
 bool CycleSleep::is_cycle(Holder* holder) noexcept {
+  new_owners_ = Queue::new_owners();
   if (walked_ns_ == 0) next_look_ns_ = kViewsNs;
   walked_ns_ = waiter_.waited_ns();
   return is_true_deadlock(node_, holder, waiter_.token());

@@ -119,7 +119,8 @@ class CycleSleep {
   Waiter waiter_;
   // Times since the begin of the wait.
   int64_t next_look_ns_ = kWalkNs;
-  int64_t walked_ns_ = 0;  // of the last walk; 0: none yet
+  int64_t walked_ns_ = 0;    // of the last walk; 0: none yet
+  uint64_t new_owners_ = 0;  // then (Queue)
 };
 
 // The wait of a thread in the timeline.
