@@ -154,7 +154,7 @@ void begin(WithBlock& block) {
     raise(PyExc_RuntimeError, "a block cannot be entered a second time: call read() or write() again");
   }
   if (block.is_write && has_outlived_views(block.array)) [[unlikely]]
-    callback(Callback::kHeedOutlived)(nb::handle(block.array));
+    callback(Callback::kWarnOfOutlived)(nb::handle(block.array));
   block.is_entered = true;
   prepare_numpy_views();
 }
@@ -270,7 +270,7 @@ void end(WithBlock& block, nb::handle error) {
   }
   if (block.taken != nullptr) forget_taken(block);
   if (lives_on && error.is_none() && !is_python_ending())
-    callback(Callback::kHeedSurvivors)(nb::handle(block.array), "array");
+    callback(Callback::kCheckOutlived)(nb::handle(block.array), "array");
 }
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t n) noexcept {

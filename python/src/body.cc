@@ -58,7 +58,7 @@ class Body final : public owners::Node, public Result {
   nb::object result_for_caller(const nb::object& result, const Given& given) const;
   nb::object own(nb::handle value, const Given& given) const;
   void end_views(Given& given);
-  bool has_escaped(const tenon_op* op) const;
+  bool has_outlived(const tenon_op* op) const;
   nb::object where_views_are_kept() const;
   void fail(tenon_op* op, const nb::object& exception, Given& given) const;
 
@@ -140,7 +140,7 @@ nb::object Body::where_views_are_kept() const {
 }
 
 // A search for views in another thread may refer for a moment to what the body has dropped.
-bool Body::has_escaped(const tenon_op* op) const {
+bool Body::has_outlived(const tenon_op* op) const {
   if (tenon_op_has_views(op) == 0) return false;
   callback(Callback::kWaitForSearches)();
   if (tenon_op_has_views(op) == 0) return false;
@@ -176,9 +176,9 @@ void Body::run(tenon_op* op) {
   } catch (...) {
     exception = caught_exception();
   }
-  if (!exception.is_valid() && has_escaped(op)) {
+  if (!exception.is_valid() && has_outlived(op)) {
     if (!where_kept_.is_valid()) where_kept_ = where_views_are_kept();
-    exception = callback(Callback::kLeaseEscaped)(callback(Callback::kDescribeEscape)(where_kept_));
+    exception = callback(Callback::kLeaseEscaped)(callback(Callback::kDescribeOutlived)(where_kept_));
     result.reset();
   }
   if (exception.is_valid()) return fail(op, exception, given);

@@ -11,6 +11,8 @@
 #include "callbacks.h"
 #include "counts.h"
 #include "frames.h"
+#include "ndarray.h"
+#include "numpy_view.h"
 
 namespace tenon::python {
 namespace {
@@ -247,55 +249,72 @@ bool has_only_names_anywhere(PyObject* object, PyObject* holder, PyObject* block
   return count.is_complete();
 }
 
-Py_ssize_t n_unsettled = 0;  // under the GIL
+// The dictionaries of endings.py, which add and remove their entries themselves. Under the GIL; for ever.
+PyObject* outlived = nullptr;
+PyObject* unsettled = nullptr;
 
-Py_ssize_t n_outlived = 0;  // under the GIL
+bool has_entries(PyObject* dict) noexcept { return dict != nullptr && PyDict_Size(dict) != 0; }
 
-}  // namespace
-
-bool has_outlived_views(PyObject* array) noexcept {
-  return n_outlived != 0 && tenon_array_has_own_views(array_of(array)) != 0;
-}
-
-void settle_views() {
-  if (n_unsettled != 0) callback(Callback::kSettle)();
-}
-
-bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame) {
-  PyObject* const object = PyList_GetItem(holder, 0);
-  if (object == nullptr) nb::raise_python_error();
+bool has_only_names(PyObject* object, PyObject* holder, PyObject* traceback, NameSearch search,
+                    PyObject* frame) {
+  if (references_to(object) == 1) return true;
   if (plain_types == nullptr) return false;
   return search == NameSearch::kNearby ? has_only_names_nearby(object, holder, traceback, frame)
                                        : has_only_names_anywhere(object, holder, frame);
 }
 
+}  // namespace
+
+bool has_outlived_views(PyObject* array) noexcept {
+  return has_entries(outlived) && tenon_array_has_own_views(array_of(array)) != 0;
+}
+
+void settle_views() {
+  if (has_entries(unsettled)) callback(Callback::kSettle)();
+}
+
+bool release_if_named(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame) {
+  PyObject* const object = PyList_GetItem(holder, 0);
+  if (object == nullptr) nb::raise_python_error();
+  if (!has_only_names(object, holder, traceback, search, frame)) return false;
+  release_ended_view(object);
+  if (PyList_SetSlice(holder, 0, 1, nullptr) != 0) nb::raise_python_error();
+  return true;
+}
+
 void add_names(nb::module_& module) {
   module.def(
-      "note_unsettled", [](Py_ssize_t n) { n_unsettled = n; }, nb::arg("n"),
-      "How many views that have ended still hold their memory: waits look at them again.");
+      "set_registries",
+      [](const nb::dict& of_outlived, const nb::dict& of_unsettled) {
+        outlived = nb::object(of_outlived).release().ptr();
+        unsettled = nb::object(of_unsettled).release().ptr();
+      },
+      nb::arg("outlived"), nb::arg("unsettled"),
+      nb::sig("def set_registries(outlived: dict[Any, Any], unsettled: dict[Any, Any]) -> None"),
+      "Two dictionaries of endings.py. Where one is empty, blocks and waits need not call it.");
   module.def(
-      "note_outlived", [](Py_ssize_t n) { n_outlived = n; }, nb::arg("n"),
-      "How many blocks that wrote have left something that shows their bytes: further blocks look for it.");
-  module.def(
-      "may_change_outlived", [](const Array& array) { return tenon_array_has_own_views(array.get()) != 0; },
-      nb::arg("array"), nb::sig("def may_change_outlived(array: NDArray) -> bool"),
+      "has_outlived_views", [](const Self& array) { return has_outlived_views(array.object.ptr()); },
+      nb::arg("array"), nb::sig("def has_outlived_views(array: NDArray) -> bool"),
       "Something may show bytes of the array that a block or lease of this thread has left.");
+  module.def("settle_views", settle_views,
+             "Makes ended arrays release their memory if only names refer to them by now.");
   module.def(
       "set_plain_types", [](const nb::object& types) { plain_types = nb::object(types).release().ptr(); },
       nb::arg("types"), nb::sig("def set_plain_types(types: frozenset[type]) -> None"),
       "Types whose instances refer to objects by plain names, besides those of class statements.");
   module.def(
-      "has_only_names",
+      "release_if_named",
       [](const nb::list& holder, nb::handle traceback, bool is_thorough, nb::handle frame) {
         const auto given = [](nb::handle object) { return object.is_none() ? nullptr : object.ptr(); };
-        return has_only_names(holder.ptr(), given(traceback),
-                              is_thorough ? NameSearch::kThorough : NameSearch::kNearby, given(frame));
+        return release_if_named(holder.ptr(), given(traceback),
+                                is_thorough ? NameSearch::kThorough : NameSearch::kNearby, given(frame));
       },
       nb::arg("holder"), nb::arg("traceback").none(), nb::arg("is_thorough"), nb::arg("frame").none(),
-      nb::sig("def has_only_names(holder: list[Any], traceback: object, is_thorough: bool, frame: object) -> "
-              "bool"),
-      "All references to the object in the list, but for the list's own, are variables and items, whose\n"
-      "holders know nothing of its memory. ``frame``: of the block that ends, or None.");
+      nb::sig("def release_if_named(holder: list[Any], traceback: object, is_thorough: bool, frame: object) "
+              "-> bool"),
+      "Makes the ended array in the list release the memory, and empties the list, if all other references\n"
+      "to it are variables and items, whose holders know nothing of its memory. Else it does nothing and\n"
+      "returns False. ``frame``: of the block that ends, or None.");
 }
 
 }  // namespace tenon::python

@@ -17,12 +17,13 @@ enum class NameSearch : int {
   kThorough,  // all threads, and all objects that the garbage collector knows; milliseconds
 };
 
-// All references to the object in holder are plain names, but for that of holder, a list of it alone that
-// belongs to the caller. (A list, because some versions of Python count the arguments of a call and others do
-// not.) False also if that cannot be found out. Requires the GIL; may run a collection, and with it
-// finalizers, before it counts. Throws nb::python_error. traceback: null, or of the exception in flight.
-// frame: null, or of the block that ends.
-bool has_only_names(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame);
+// If all references to the ended array in holder are plain names, but for that of holder, a list of it
+// alone that belongs to the caller: makes the array release the memory, and empties the list. (A list,
+// because some versions of Python count the arguments of a call and others do not.) No other code runs
+// between the count and the release. False: there are other references, or that cannot be found out.
+// Requires the GIL; may run a collection, and with it finalizers, before it counts. Throws
+// nb::python_error. traceback: null, or of the exception in flight. frame: null, or of the block that ends.
+bool release_if_named(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame);
 
 // Makes ended views release their memory if only names refer to them by now (tenon/_sync/endings.py).
 // Requires the GIL. Throws nb::python_error.

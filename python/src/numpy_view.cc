@@ -260,7 +260,7 @@ constinit EndedDtypes ended_dtypes;
 
 }  // namespace
 
-void empty_numpy_view(nb::handle view, bool is_alone, const char* site) {
+void empty_numpy_view(nb::handle view, bool releases, const char* site) {
   PyArrayObject_fields& fields = fields_of(view);
   if (fields.nd > 0) fields.dimensions[0] = 0;  // one of no axes keeps its element
   fields.flags &= ~NPY_ARRAY_WRITEABLE;
@@ -270,7 +270,11 @@ void empty_numpy_view(nb::handle view, bool is_alone, const char* site) {
     PyArray_Descr* const before = std::exchange(fields.descr, dtype);
     Py_DECREF(reinterpret_cast<PyObject*>(before));  // others have it too: NumPy, or the root
   }
-  if (is_alone) const nb::object released = nb::steal(std::exchange(fields.base, nullptr));
+  if (releases) release_ended_view(view);
+}
+
+void release_ended_view(nb::handle view) noexcept {
+  const nb::object released = nb::steal(std::exchange(fields_of(view).base, nullptr));
 }
 
 void end_lone_view(RootedView views, const char* site) noexcept {
@@ -292,9 +296,9 @@ bool may_view_ndarray(PyObject* exporter) {
 
 namespace {
 
-void empty_view(nb::handle view, bool is_alone, nb::handle function) {
+void empty_view(nb::handle view, bool releases, nb::handle function) {
   if (!is_numpy_array(view.ptr())) raise(PyExc_TypeError, "empty_view() takes a NumPy array");
-  empty_numpy_view(view, is_alone, function.is_none() ? current_site() : site_of_function(function));
+  empty_numpy_view(view, releases, function.is_none() ? current_site() : site_of_function(function));
 }
 
 // In both functions the count and the release are one step: no other thread can make a view of an array, and
@@ -367,8 +371,8 @@ bool end_if_lone(const nb::list& views, nb::handle frame) {
 }  // namespace
 
 void add_numpy_view(nb::module_& module) {
-  module.def("empty_view", empty_view, nb::arg("view"), nb::arg("is_alone"), nb::arg("function") = nb::none(),
-             nb::sig("def empty_view(view: Any, is_alone: bool, function: object = None) -> None"),
+  module.def("empty_view", empty_view, nb::arg("view"), nb::arg("releases"), nb::arg("function") = nb::none(),
+             nb::sig("def empty_view(view: Any, releases: bool, function: object = None) -> None"),
              "Makes a NumPy array one of no elements, with which nothing computes, for the end of the block\n"
              "in which it was valid, or of the function.");
   module.def(

@@ -42,8 +42,11 @@ bool is_lone_view(PyObject* view, PyObject* root, nb::handle frame = {}) noexcep
 void end_lone_view(RootedView views, const char* site) noexcept;
 
 // Makes view an array without elements, with which NumPy cannot compute and whose dtype names site, a text
-// that lives for ever, or null. is_alone: it releases the memory, too. Requires: a NumPy array.
-void empty_numpy_view(nb::handle view, bool is_alone, const char* site);
+// that lives for ever, or null. releases: it releases the memory, too. Requires: a NumPy array.
+void empty_numpy_view(nb::handle view, bool releases, const char* site);
+
+// Such an array releases the memory.
+void release_ended_view(nb::handle view) noexcept;
 
 // An object that holds an open view of array until it is freed.
 nb::object view_holder(const Array& array);

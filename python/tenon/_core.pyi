@@ -852,7 +852,7 @@ class NDArray:
 
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
-def empty_view(view: Any, is_alone: _bool, function: object = None) -> None:
+def empty_view(view: Any, releases: _bool, function: object = None) -> None:
     """
     Makes a NumPy array one of no elements, with which nothing computes, for the end of the block
     in which it was valid, or of the function.
@@ -889,19 +889,19 @@ def end_if_lone(views: list[Any], frame: object) -> _bool:
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
 
-def note_unsettled(n: int) -> None:
+def set_registries(outlived: dict[Any, Any], unsettled: dict[Any, Any]) -> None:
     """
-    How many views that have ended still hold their memory: waits look at them again.
-    """
-
-def note_outlived(n: int) -> None:
-    """
-    How many blocks that wrote have left something that shows their bytes: further blocks look for it.
+    Two dictionaries of endings.py. Where one is empty, blocks and waits need not call it.
     """
 
-def may_change_outlived(array: NDArray) -> _bool:
+def has_outlived_views(array: NDArray) -> _bool:
     """
     Something may show bytes of the array that a block or lease of this thread has left.
+    """
+
+def settle_views() -> None:
+    """
+    Makes ended arrays release their memory if only names refer to them by now.
     """
 
 def set_plain_types(types: frozenset[type]) -> None:
@@ -909,10 +909,11 @@ def set_plain_types(types: frozenset[type]) -> None:
     Types whose instances refer to objects by plain names, besides those of class statements.
     """
 
-def has_only_names(holder: list[Any], traceback: object, is_thorough: _bool, frame: object) -> _bool:
+def release_if_named(holder: list[Any], traceback: object, is_thorough: _bool, frame: object) -> _bool:
     """
-    All references to the object in the list, but for the list's own, are variables and items, whose
-    holders know nothing of its memory. ``frame``: of the block that ends, or None.
+    Makes the ended array in the list release the memory, and empties the list, if all other references
+    to it are variables and items, whose holders know nothing of its memory. Else it does nothing and
+    returns False. ``frame``: of the block that ends, or None.
     """
 
 class ArrayCall:

@@ -5,6 +5,7 @@ waits for itself."""
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -273,6 +274,32 @@ def test_a_block_that_has_waited_and_overwrites_heals_the_memory():
 
     asyncio.run(main())
     assert a.tolist() == [6, 6, 6]
+
+
+def test_an_ended_array_to_which_only_names_refer_by_now_is_in_the_way_of_no_task():
+    """Nothing but the wait itself looks at the array again."""
+    a, names = tn.ones(4), []
+
+    async def keep():
+        async with a.write() as v:
+            names.extend([v, memoryview(v)])
+
+    async def write():
+        async with a.write():
+            pass
+
+    async def main():
+        await asyncio.create_task(keep())
+        waiter = asyncio.create_task(write())
+        await until_waiting(a)
+        names.pop()
+        await asyncio.wait_for(waiter, 60)
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_an_op_behind_the_task_s_own_block_is_told_not_awaited():

@@ -492,6 +492,17 @@ def test_an_array_goes_on_counting_until_the_last_export_has_gone(shared):
         v.sum()
 
 
+@pytest.mark.names_count
+def test_an_array_that_is_looked_at_again_names_the_line_of_its_block(shared):
+    a = array(shared)
+    with a.write() as v:
+        m = memoryview(v)
+    before = v.dtype
+    del m
+    assert views_of(a) == [] and v.base is None
+    assert v.dtype == before
+
+
 def test_a_push_looks_again_at_arrays_that_had_exports():
     torch = pytest.importorskip("torch")
     a = tn.ones(4)
@@ -688,7 +699,7 @@ def test_in_the_debug_mode_the_error_of_a_block_goes_first(shared, monkeypatch):
 def test_the_end_of_a_usual_block_searches_nothing(shared, monkeypatch):
     a = array(shared)
     searches = []
-    monkeypatch.setattr(_core, "has_only_names", lambda *args: searches.append(args[2]) or False)
+    monkeypatch.setattr(_core, "release_if_named", lambda *args: searches.append(args[2]) or False)
     monkeypatch.setattr(gc, "collect", lambda *args: searches.append("collect"))
     with a.write() as v:
         part = v[1:]

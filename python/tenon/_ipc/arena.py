@@ -15,8 +15,8 @@ from .._array.fields import Fields, FieldsLike, described, named
 from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
 from .._core import NativeLease, NDArray
 from .._errors import text_of
-from .._sync.endings import Views, outlived
-from .._sync.lease import TimeLimit, heed_outlived, heed_survivors, take, take_later
+from .._sync.endings import Views
+from .._sync.lease import TimeLimit, check_outlived, take, take_later, warn_of_outlived
 from .._values import seconds
 
 
@@ -254,8 +254,8 @@ class Use:
         self._arena._check_dtypes(self._layout)
         arena = self._arena
         is_allowed = self._is_write and arena.active == self._layout  # another layout is refused
-        if outlived and is_allowed and _core.may_change_outlived(arena._data):
-            heed_outlived(arena._data)
+        if is_allowed and _core.has_outlived_views(arena._data):
+            warn_of_outlived(arena._data)
         ignores = self._on_owner_died == "ignore"
         self._lease = NativeLease(self._arena._data, self._is_write, self._is_overwrite, ignores)
         return self._lease
@@ -297,14 +297,14 @@ class Use:
         is_free = self._views.end(frame, error)
         del frame
         if error is not None and self._is_write:
-            has_escaped = self._lease.fail(
+            has_outlived = self._lease.fail(
                 f"the block that wrote the arena ended with {text_of(error)}; "
                 "use(layout, overwrite=True) writes all of it"
             )
         else:
-            has_escaped = self._lease.release()
-        if error is None and (has_escaped or not is_free):
-            heed_survivors(self._arena._data, "arena")
+            has_outlived = self._lease.release()
+        if error is None and (has_outlived or not is_free):
+            check_outlived(self._arena._data, "arena")
 
 
 class ArenaFields(Fields):

@@ -17,7 +17,7 @@ def call_body(function: Callable[..., Any], given: tuple[Any, ...], named: dict[
     return function(*given, **named)
 
 
-def describe_escape(where: str) -> str:
+def describe_outlived(where: str) -> str:
     """The message for an op whose body has ended while a view that it took still exists."""
     return f"a view that the op's body took lives on after it{where}: copy what is to be kept"
 

@@ -3,10 +3,11 @@
 
 After the block its array has no elements, whatever refers to it. It also releases the memory, unless an
 object refers to it that may know the address of the memory, such as a tensor. Then the array is *unsettled*
-until that object is gone.
+until that object is gone. Nothing tells Python of that, so `settle` looks again.
 
-Other arrays and tensors over the memory stay as they are: they have *outlived* the block. The next block of
-the same thread would change what they show, so it looks for them (`heed_outlived`, lease.py).
+Other arrays and tensors over the memory stay as they are: they have *outlived* the block. The library makes
+other threads and tasks wait for them. The next block of the same thread would change what they show, so it
+looks for them (`warn_of_outlived`, lease.py).
 """
 
 from __future__ import annotations
@@ -37,31 +38,37 @@ _SEARCH_SECONDS = 10.0
 # variables of all threads. So a thread that counts references waits for the end of the search.
 _searching = threading.RLock()
 
-# Ended views that still hold the memory, by their identity: a weak reference, and the number of references at
-# the last look.
+# Ended arrays that still hold the memory, by their identity: a weak reference, and the number of references
+# at the last look.
 _unsettled: dict[int, tuple[weakref.ref[Any], int]] = {}
 _NEVER = sys.maxsize
 
 
 class Outlived(NamedTuple):
-    """What has outlived a block that wrote."""
+    """What has outlived a block that wrote. The ended parts of the library have the bytes, the owner and the
+    line, too, but not the arrays."""
 
     root: weakref.ref[Any]  # the base of all arrays over the view of the block
     begin: int  # where the bytes begin and end
     end: int
-    thread: object  # of this_thread(): the number of a thread that has ended is that of a later one
     task: int  # 0: none
     site: str  # the line of the block
     is_near: bool  # a tensor or memoryview among the variables of the function with the block is a part of it
 
 
-outlived: dict[int, Outlived] = {}  # by the identity of the root
-_of_thread = threading.local()
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.outlived: dict[int, Outlived] = {}  # by the identity of the root
 
 
-def this_thread() -> object:
-    """An object of the calling thread alone."""
-    return _of_thread.__dict__.setdefault("own", object())
+_here = _OfThread()
+_outlived: dict[int, dict[int, Outlived]] = {}  # all roots: those of their thread
+_core.set_registries(_outlived, _unsettled)
+
+
+def outlived_here() -> list[Outlived]:
+    """What has outlived blocks of the calling thread."""
+    return list(_here.outlived.values())
 
 
 def _forget_searches() -> None:
@@ -204,9 +211,8 @@ def _end_views(
         _core.empty_view(views[0], False)  # first: another thread may run between the count and the release
     if frame is not None:
         _core.end_named(views, roots[0], frame)
-    if views and (_core.references(views) == 0 or _core.has_only_names(views, trace, is_thorough, frame)):
-        _core.empty_view(views[0], True)
-        views.clear()
+    if views:
+        _core.release_if_named(views, trace, is_thorough, frame)
     return _core.references(roots) == 0
 
 
@@ -214,22 +220,25 @@ def _end_views(
 
 
 def _note_outlived(roots: list[Any], frame: FrameType | None, is_near: bool) -> None:
-    key = id(roots[0])
+    mine, key = _here.outlived, id(roots[0])
     site = _core.site_at(frame) if frame is not None else None
-    outlived[key] = Outlived(
-        weakref.ref(roots[0], lambda _: _forget_outlived(key)),
+    mine[key] = Outlived(
+        weakref.ref(roots[0], functools.partial(_forget_outlived, key)),
         *_core.addresses(roots[0]),
-        this_thread(),
         number_of(current_task()),
         site or "a line that is not known",
         is_near,
     )
-    _core.note_outlived(len(outlived))
+    _outlived[key] = mine
 
 
-def _forget_outlived(key: int) -> None:
-    if outlived.pop(key, None) is not None:
-        _core.note_outlived(len(outlived))
+# Those that forget run also while the interpreter ends. Then the names of modules are None, and no module can
+# be imported.
+
+
+def _forget_outlived(key: int, _: Any, is_python_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    if not is_python_ending():
+        _outlived.pop(key, {}).pop(key, None)
 
 
 # --- views that are unsettled
@@ -261,17 +270,11 @@ def _leave_unsettled(views: list[Any], is_searched: bool) -> None:
     known = _core.references(views) if is_searched else _NEVER
     _unsettled[key] = (weakref.ref(views[0], functools.partial(_forget, key)), known)
     views.clear()
-    _core.note_unsettled(len(_unsettled))
-
-
-# The next two run also while the interpreter ends. Then the names of modules are None, and no module can be
-# imported.
 
 
 def _forget(key: int, _: Any = None, is_python_ending: Callable[[], bool] = sys.is_finalizing) -> None:
     if is_python_ending() or _unsettled.pop(key, None) is None:
         return
-    _core.note_unsettled(len(_unsettled))
     if not _unsettled:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(_settle_after_collection)
@@ -306,8 +309,7 @@ def settle(is_error_near: bool = False) -> None:
             continue
         known = _core.references(views)
         if known < entry[1] or is_error_near:
-            if _core.has_only_names(views, None, True, None):
-                _core.empty_view(views[0], True)
+            if _core.release_if_named(views, None, True, None):
                 _forget(key)
             else:
                 _unsettled[key] = (entry[0], known)

@@ -17,7 +17,7 @@ from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
 from .._core import NativeLease, NDArray
 from .._errors import LeaseEscaped, LeaseEscapedWarning, OpError, OwnerDied, TenonError, text_of
-from .endings import Outlived, outlived, settle, this_thread
+from .endings import Outlived, outlived_here, settle
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
 
@@ -64,8 +64,8 @@ class Lease:
         self.array = array
         self.mode = mode
         check_on_owner_died(on_owner_died)
-        if outlived and mode == "w" and _core.may_change_outlived(array):
-            heed_outlived(array)
+        if mode == "w" and _core.has_outlived_views(array):
+            warn_of_outlived(array)
         self._native = NativeLease(array, mode == "w", ignores_owner_died=on_owner_died == "ignore")
         task = number_of(current_task())
         while True:  # as take(), inlined: a call takes a fifth of the time of a lease
@@ -149,7 +149,7 @@ async def nothing_later() -> None:
     pass
 
 
-def heed_survivors(array: NDArray, what: str) -> None:
+def check_outlived(array: NDArray, what: str) -> None:
     """After the end of a block with views that still exist. They hold the memory until they are gone. With
     ``TENON_DEBUG=leases`` this is an error."""
     if not _is_debugging():
@@ -174,7 +174,7 @@ _warned: dict[_Line, list[Any]] = {}  # with the filters of warnings: where thes
 _looks: Counter[_Line] = Counter()
 
 
-def heed_outlived(array: NDArray) -> None:
+def warn_of_outlived(array: NDArray) -> None:
     """Before a block or lease that writes: warns, once a line, if something has outlived an earlier block on
     these bytes. It continues the lease of that block, so all other threads and tasks wait for it, but not the
     owner of the lease, which would change what it shows. With ``TENON_DEBUG=leases`` this is an error.
@@ -230,12 +230,8 @@ def _is_error() -> bool:
 def _outlived_on(array: NDArray) -> list[Outlived]:
     """What the caller's own blocks have left on these bytes."""
     begin, end = _core.addresses(array)
-    thread, task = this_thread(), number_of(current_task())
-    return [
-        one
-        for one in list(outlived.values())
-        if one.begin < end and begin < one.end and one.thread is thread and one.task in (0, task)
-    ]
+    task = number_of(current_task())
+    return [one for one in outlived_here() if one.begin < end and begin < one.end and one.task in (0, task)]
 
 
 def _is_certain(one: Outlived) -> bool:

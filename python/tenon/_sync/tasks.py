@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threads
+_SETTLE_SECONDS = 0.05
 _MOST_REPORTS = 100  # that are remembered
 
 # The reports of waits without durations and ages: when it was logged last, and for which waiter.
@@ -93,6 +94,7 @@ class Signal:
         self._report_later(_KEPT_SECONDS)
         try:
             self._help()
+            self._settle()
             yield from self._future
         finally:
             self._is_over = True
@@ -114,6 +116,14 @@ class Signal:
             self._loop.call_soon(self._help)
         elif ran == 0:
             self._loop.call_later(_HELP_SECONDS, self._help)
+
+    def _settle(self) -> None:
+        """The array of an ended block may be in the way, to which only names refer by now. A wait of a thread
+        looks, too (poll_wait, python/src/waiting.cc)."""
+        if self._is_over or self._future.done():
+            return
+        _core.settle_views()
+        self._loop.call_later(_SETTLE_SECONDS, self._settle)
 
     def _report_later(self, seconds: float) -> None:
         self._next_report = self._loop.call_later(seconds, self._report)
