@@ -219,9 +219,9 @@ bool Lease::fail(std::string_view message) noexcept {
 bool Lease::finish(Storage* storage, bool has_written) noexcept {
   drop_request();
   end_span(trace::SpanOutcome::kDone);
-  const bool has_escaped = impl::release(request_, has_written);
+  const bool has_outlived = impl::release(request_, has_written);
   storage->release();
-  return has_escaped;
+  return has_outlived;
 }
 
 }  // namespace tenon::impl

@@ -63,7 +63,7 @@ int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept {
   if (node == nullptr) return 0;
   bool is_waiting = false;
   (void)guarded(nullptr, [&] {
-    report_kept_views(*node);
+    report_outlived_views(*node);
     if (size == 0) return;
     const std::string full = text_of_wait(*node);
     copy_text(full, text, size);

@@ -153,8 +153,8 @@ TEST_F(ReportOfAWait, ForAllOpsNamesOneThatWaitsRatherThanOneThatRuns) {
   const std::string text = text_of_wait(node);
   EXPECT_EQ(text.find("the op 'behind' that writes it"), 0u) << text;
   EXPECT_NE(text.find("which waits for a writable view of it"), std::string::npos) << text;
-  report_kept_views(node);
-  report_kept_views(node);
+  report_outlived_views(node);
+  report_outlived_views(node);
   ASSERT_EQ(reports.size(), 1u) << "once for each view";
   EXPECT_NE(reports[0].find("train.py:12"), std::string::npos) << reports[0];
   EXPECT_NE(
@@ -179,7 +179,7 @@ TEST_F(ReportOfAWait, ALeaseUnderWhichAViewLivesIsSearchedForAndAnotherOneIsNot)
   EXPECT_NE(text.find("; its view is kept by: variable `x`"), std::string::npos) << text;
   WaitNode node;
   node.request = op.get();
-  report_kept_views(node);
+  report_outlived_views(node);
   EXPECT_TRUE(reports.empty()) << "its block has not ended";
   view.close();
   lease.release();

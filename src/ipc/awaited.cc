@@ -107,7 +107,7 @@ void report(const Awaited& awaited) {
   Holder holder;
   bool is_to_report = false;
   if (!describe_grant(*awaited.gate, awaited.grant + 1, &holder, &is_to_report)) return;
-  if (is_to_report) report_kept_view(holder);
+  if (is_to_report) report_outlived_view(holder);
   const std::string text = lasting_text_of(holder);
   Segments::instance().visit([&](Segment& segment) {
     if (segment.header().id != awaited.segment) return;
@@ -124,7 +124,7 @@ void detail::begin_watch() noexcept {
   if (watch.exchange(WatchState::kUsed, std::memory_order_relaxed) == WatchState::kOff) Segments::nudge();
 }
 
-void note_kept_view() noexcept {
+void note_outlived_view() noexcept {
   note_grant();
   try {
     MutexOwner::instance().begin();

@@ -30,7 +30,7 @@ inline void note_grant() noexcept {
     detail::begin_watch();
 }
 // A view has outlived its lease. Starts the mutex owner if there is none.
-void note_kept_view() noexcept;
+void note_outlived_view() noexcept;
 // In a forked child.
 void forget_watch() noexcept;
 

@@ -521,7 +521,7 @@ void ProcessLock::leave(GrantId grant, bool has_written) noexcept {
 
 void ProcessLock::note_write() noexcept { (void)add(block().version, uint64_t{1}); }
 
-void ProcessLock::note_kept_view() noexcept { impl::note_kept_view(); }
+void ProcessLock::note_outlived_view() noexcept { impl::note_outlived_view(); }
 
 void ProcessLock::return_quota(Request& request) noexcept { OpQuota::instance().give(request); }
 

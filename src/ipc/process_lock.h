@@ -46,7 +46,7 @@ class ProcessLock : public Gate {
   bool describe_holder(const Asked& asked, Holder* holder) noexcept override;
   uint64_t version() noexcept override { return block().version.load(std::memory_order_relaxed); }
   void note_write() noexcept override;
-  void note_kept_view() noexcept override;
+  void note_outlived_view() noexcept override;
   void return_quota(Request& request) noexcept override;
   void heal(const Extent& extent) noexcept override;
   bool clear_deaths(const Extent& extent, const Deadline& deadline, Conflict* conflict) noexcept override;

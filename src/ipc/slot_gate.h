@@ -44,7 +44,7 @@ class SlotGate final : public ProcessLock {
   // No other process writes while this one has the item.
   uint64_t version() noexcept override { return writes_.load(std::memory_order_relaxed); }
   void note_write() noexcept override { writes_.fetch_add(1, std::memory_order_relaxed); }
-  void note_kept_view() noexcept override {}
+  void note_outlived_view() noexcept override {}
   void heal(const Extent&) noexcept override {}
   bool clear_deaths(const Extent&, const Deadline&, Conflict*) noexcept override { return true; }
 

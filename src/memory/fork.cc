@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The effects of a fork. The child has one thread and all of the memory. Ops that were unfinished run in the
-// parent; in the child they have failed, and the memory that they should write holds no value. A child that
-// was forked inside of a body ends when it returns from the body. Leases and calls of threads that do not
-// exist in the child are removed, together with the views that these threads took under them, also if these
-// have outlived their leases. The child has no grants of shared memory: all leases of such memory are
-// removed, and the views of it are inherited ones. The handlers wait only for short sections, never for ops.
-// They need no memory: without it the child continues, and its failures have a shorter message.
+// The effects of a fork, as docs/contract.md states them (section 5), and docs/share.md for shared memory. The
+// child has one thread, all of the memory, and no grants. The handlers wait only for short sections, never for
+// ops. They need no memory: without it the child continues, and its failures have a shorter message.
 #include "memory/fork.h"
 
 #include <pthread.h>

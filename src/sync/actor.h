@@ -19,8 +19,11 @@ struct ThisThread {
   bool is_finishing = false;           // the code that runs here is a part of the end of an op
   bool may_end = false;                // and may end the thread: its callers are ready for that
   uint64_t last_op = 0;                // the number of the last op that it made
-  int64_t requests = 0;  // its leases, calls and ended parts, appended here and not removed here (requests.h)
-  void* room = nullptr;  // for the ended part of the next view (EndedPart); owned
+  // How many leases, calls and ended parts it owns: those that it has appended without those that it has
+  // removed. It stays too large if another thread has removed one. Those that another thread has appended
+  // for it are not in it (detail::has_requests_of_others).
+  int64_t requests = 0;
+  void* room = nullptr;     // for the ended part of the next view (EndedPart); owned
   bool keeps_room = false;  // it is freed at the end of the thread
 };
 

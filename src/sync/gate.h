@@ -59,7 +59,7 @@ class Gate {
   // has_written: the reference was that of a part or view for writing.
   virtual void leave(GrantId grant, bool has_written) noexcept = 0;
   // A view has outlived its lease, and keeps its grant.
-  virtual void note_kept_view() noexcept {}
+  virtual void note_outlived_view() noexcept {}
   // A request with a gate_quota has left all of its gates: takes the quota back.
   virtual void return_quota(Request&) noexcept {}
   // The lease of the grant has no owner from now on: any thread may end it.

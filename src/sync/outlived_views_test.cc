@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Views that outlive their leases: to what they belong then, how the time grows with their number, and random
-// programs of threads with leases, views that outlive them, and what the threads do beside these: calls, leases
-// inside of them, and pushes that raise, wait or ignore views.
+// Views that outlive their leases: to what they belong then, how the time grows with their number, and
+// random programs of threads with leases, views that outlive them, and what the threads do beside these:
+// calls, leases inside of them, and pushes that raise, wait or ignore views.
 //
-// Oracle of the programs: the history of all accesses, each noted from inside. Nothing that conflicts overlaps a lease, a
-// view after its lease, or an access inside of a view, except accesses of the same thread, and ops that
-// ignore views beside views. No wait is refused, and all of it ends. The seed is printed.
+// Oracle of the programs: the history of all accesses, each noted from inside. Nothing that conflicts
+// overlaps a lease, a view after its lease, or an access inside of a view, except accesses of the same
+// thread, and ops that ignore views beside views. No wait is refused, and all of it ends. The seed is
+// printed.
 #include <gtest/gtest.h>
 
 #include <time.h>

@@ -47,7 +47,7 @@ struct Use final : Request {
 };
 
 bool is_ignored(const Use& use, const Use& other) {
-  if (use.kind == HolderKind::kOp) return !use.heeds_host;
+  if (use.kind == HolderKind::kOp) return !use.heeds_views;
   return other.part.access == Access::kWrite && other.owner == use.owner;
 }
 
@@ -114,7 +114,7 @@ class Model {
     use->part.extent = any_extent();
     use->part.access = random_() % 2 == 0 ? Access::kWrite : Access::kRead;
     if (random_() % 4 == 0) use->traits = Request::kOnStream;
-    use->heeds_host = random_() % 2 == 0;
+    use->heeds_views = random_() % 2 == 0;
     use->missing = 1;
     if (random_() % 4 != 0) use->owner = actor_of_task(0);
     return use;

@@ -135,7 +135,7 @@ void Queue::uncount_holder() noexcept {
 bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
   part->sequence = next_sequence_++;
   if (part->request->kind == HolderKind::kOp) hold_memory(part);
-  if (part->waits_for_host) note_kept(1);
+  if (part->waits_for_host) note_behind_views(1);
   if (part->request->traits != 0) [[unlikely]]
     note_traits(*part, ready);
   if (!is_counted_ && (!is_whole(*part) || part->waits_for_host)) begin_counting(ready);
@@ -222,7 +222,7 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
   if (is_counted_ && index_ != nullptr) [[unlikely]]
     remove_from_index(part);
   if (part->holds_memory) uncount_holder();
-  if (part->waits_for_host) note_kept(-1);
+  if (part->waits_for_host) note_behind_views(-1);
   if (part->is_ahead) --ahead_;
   if (part->request->is_for_view()) --view_requests_;
   if (part->is_ended) note_ended(*part, -1);
@@ -245,8 +245,8 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
   return has_views;
 }
 
-// The first part that waits, if all of these are among the last parts; else null. Beside many ended parts there
-// are few that wait.
+// The first part that waits, if all of these are among the last parts; else null. Beside many ended parts
+// there are few that wait.
 RequestPart* Queue::first_of_last_waiting() const noexcept {
   RequestPart* first = nullptr;
   uint32_t n = 0;
@@ -383,7 +383,7 @@ bool Queue::is_shown_to_ops(const View& view) noexcept {
   bool is_awaited = false;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted || !in_conflict(view.access, view.extent, e->access, e->extent)) continue;
-    if (e->request->heeds_host && !std::exchange(e->waits_for_host, true)) note_kept(1);
+    if (e->request->heeds_views && !std::exchange(e->waits_for_host, true)) note_behind_views(1);
     is_awaited |= e->waits_for_host;
   }
   return is_awaited;
@@ -426,14 +426,15 @@ void Queue::insert_ended(View* views, RequestPart* lease, ReadyList* ready) noex
       e->blockers += !e->is_granted && waits_for(*e, *part) ? 1 : 0;
     };
     if (waiting_ == 0 || (first_waiting == nullptr && visit_near(part->extent, block))) continue;
-    for (RequestPart* e = first_waiting != nullptr ? first_waiting : head_; e != nullptr; e = e->next) block(e);
+    for (RequestPart* e = first_waiting != nullptr ? first_waiting : head_; e != nullptr; e = e->next)
+      block(e);
   }
 }
 
 // An ended part has come (1) or goes (-1).
 void Queue::note_ended(const RequestPart& part, int n) noexcept {
   ended_ += static_cast<uint32_t>(n);
-  note_kept(n);
+  note_behind_views(n);
   if (part.request->owner.thread == this_thread_id()) {
     this_thread.requests += n;
   } else if (n > 0) {
@@ -641,7 +642,8 @@ RequestPart* Queue::first_behind_host(Access access, const Extent& extent) const
 
 namespace {
 
-// A set of accesses. If it is full, the last entry is widened to contain further ones.
+// A set of accesses. If it is full, the last entry is widened to contain further ones: under the lock there
+// is no memory for a set of any size, and no time to compare each part with each.
 class Accesses {
  public:
   void add(Access access, const Extent& extent) noexcept {
@@ -677,20 +679,20 @@ RequestPart* Queue::first_behind_own(Actor actor, bool is_host, Access access, c
     return !e.is_granted && in_conflict(access, extent, e.access, e.extent);
   };
   if (any_near(extent, is_candidate) == nullptr) return nullptr;  // the usual case
-  Accesses own, kept;
+  Accesses own, behind;  // of the own ended parts; of the parts found so far that wait for them
   for (const RequestPart* e = ended_ != 0 ? head_ : nullptr; e != nullptr; e = e->next) {
     if (!e->is_ended || (only_exported && !e->views->is_exported)) continue;
     if (e->request->owner.includes(actor)) own.add(e->access, e->extent);
   }
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
     if (e->is_granted) continue;
-    const bool heeds_ended = e->request->kind != HolderKind::kOp || e->request->heeds_host;
-    if (!kept.conflict_with(e->access, e->extent) && !(is_host && is_behind_host(*e)) &&
+    const bool heeds_ended = e->request->kind != HolderKind::kOp || e->request->heeds_views;
+    if (!behind.conflict_with(e->access, e->extent) && !(is_host && is_behind_host(*e)) &&
         !(heeds_ended && own.conflict_with(e->access, e->extent))) {
       continue;
     }
     if (in_conflict(access, extent, e->access, e->extent)) return e;
-    kept.add(e->access, e->extent);
+    behind.add(e->access, e->extent);
   }
   return nullptr;
 }
@@ -766,68 +768,6 @@ void Queue::end_parts_after_fork(uint32_t thread) noexcept {
     }
     remove_among(e, &ready);
   }
-}
-
-void Queue::add_failure(FailedRange* node) noexcept {
-  node->next = std::exchange(failed_, node);
-  has_failures.store(true, std::memory_order_relaxed);
-}
-
-void Queue::add_failure_without_node(const Extent& extent) noexcept {
-  unnoted_ = unnoted_.end == 0
-                 ? extent
-                 : Extent{std::min(unnoted_.begin, extent.begin), std::max(unnoted_.end, extent.end)};
-  has_failures.store(true, std::memory_order_relaxed);
-}
-
-FailedRange* Queue::heal(const Extent& extent, FailedRange** spare) noexcept {
-  FailedRange* healed = nullptr;
-  FailedRange** place = &failed_;
-  while (FailedRange* const node = *place) {
-    Extent& bytes = node->extent;
-    if (extent.contains(bytes)) {
-      *place = node->next;
-      node->next = std::exchange(healed, node);
-      continue;
-    }
-    place = &node->next;
-    if (!extent.overlaps(bytes)) continue;
-    if (extent.begin <= bytes.begin) {
-      bytes.begin = extent.end;
-    } else if (extent.end >= bytes.end) {
-      bytes.end = extent.begin;
-    } else if (spare != nullptr && *spare != nullptr) {
-      FailedRange* const behind = std::exchange(*spare, nullptr);
-      behind->extent = {extent.end, bytes.end};
-      behind->failure = node->failure;
-      behind->sequence = node->sequence;
-      behind->next = std::exchange(node->next, behind);
-      bytes.end = extent.begin;
-      place = &behind->next;
-    }
-  }
-  if (extent.contains(unnoted_)) unnoted_ = {0, 0};
-  has_failures.store(failed_ != nullptr || unnoted_.end != 0, std::memory_order_relaxed);
-  return healed;
-}
-
-Ref<Failure> Queue::failure_in(const Extent& extent, uint64_t before) const noexcept {
-  Ref<Failure> first;  // the list is in reverse order
-  for (const FailedRange* node = failed_; node != nullptr; node = node->next) {
-    if (node->extent.overlaps(extent) && node->sequence < before) first = node->failure;
-  }
-  return first || !has_failed(extent) ? first : Failure::without_memory();
-}
-
-void Queue::take_over(Queue& other) noexcept {
-  version_ += other.version_;
-  inherited_views_ += std::exchange(other.inherited_views_, 0);
-  while (FailedRange* const node = other.failed_) {
-    other.failed_ = node->next;
-    add_failure(node);
-  }
-  if (other.unnoted_.end != 0) add_failure_without_node(std::exchange(other.unnoted_, {0, 0}));
-  other.has_failures.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace tenon::impl

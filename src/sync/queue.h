@@ -47,10 +47,11 @@ struct QueueBase {
 // Threads: the lock guards everything that is not marked as shared. No function waits or calls other code:
 // requests that become ready are put on the caller's list. Only append() may allocate, for the index; without
 // memory the queue has none.
-// Invariants: among unfinished parts that conflict, only the first is granted, except for parts that act
-// under another part of the same actor, for work on streams behind submitted parts, and for ended parts of
-// one lease, their owner and ops that ignore views; a waiting part waits for an earlier part, for one that
-// was granted before it was inserted, or for the host.
+// Invariants: two parts that conflict are both granted only if one acts under the other, if the earlier one
+// is submitted and the other one is on a stream, if both are ended parts of one lease, or if one is an
+// ended part and the other one ignores it (waits_for): that of an op that ignores views, or of its owner.
+// What a part waits for is an earlier part, one that was granted before it was inserted, or, for an op, a
+// view of the host.
 class Queue : public QueueBase {
  public:
   // Shared. A hint for callers without the lock, after their wait: if true, they must check with the lock.
@@ -104,7 +105,7 @@ class Queue : public QueueBase {
   bool append(RequestPart* part, ReadyList* ready) noexcept;
   // Begins and appends a part that is not on a stream, in a queue without parts; no view is in its way. It is
   // granted.
-  void append_alone(RequestPart* part, Request* request) noexcept {
+  void append_first(RequestPart* part, Request* request) noexcept {
     begin_part(part, request, true);
     head_ = tail_ = part;
     if (!is_whole(*part)) {
@@ -120,7 +121,7 @@ class Queue : public QueueBase {
   bool append_next(RequestPart* part, Request* op) noexcept {
     bool is_granted = true;
     if (head_ == nullptr) {
-      append_alone(part, op);
+      append_first(part, op);
     } else {
       is_granted = first_waiting_ == nullptr && active_writers_ == 0 &&
                    (part->access == Access::kRead || active_readers_ == 0);
@@ -140,22 +141,23 @@ class Queue : public QueueBase {
   bool insert_before(RequestPart* part, RequestPart* place, ReadyList* ready) noexcept;
   // Inserts a part that has begun right behind the part under which it acts. It is granted.
   void insert_under(RequestPart* part, RequestPart* under, ReadyList* ready) noexcept;
-  // Removes a part, granted or not, and grants the parts that waited only for it. Views that were taken under
-  // it go under an outer part that allows them. Else they get ended parts if it is that of a lease, and
-  // become views of the host if not. True if there is such a view.
+  // Removes a part, granted or not, and grants the parts that waited only for it. A view that was taken
+  // under it goes under a part of the same actor around it, if that allows the view. Else the view of a
+  // lease gets an ended part, and that of a call or an op becomes one of the host. True if there is a view
+  // without such a part around it. Of an ended part, the view must have been unlinked.
   bool remove(RequestPart* part, ReadyList* ready) noexcept {
-    if (!is_alone(*part)) return remove_among(part, ready);
-    remove_alone(part);
+    if (!is_only_part(*part)) return remove_among(part, ready);
+    remove_only_part(part);
     return false;
   }
-  // The queue has no other part, and nothing is counted for this one or acts under it.
-  bool is_alone(const RequestPart& part) const noexcept {
+  // The queue has no other part, and this one is in no count and has no views.
+  bool is_only_part(const RequestPart& part) const noexcept {
     if (head_ != &part || part.next != nullptr || part.views != nullptr) return false;
     return !part.is_ended && !part.is_ahead && !part.holds_memory && !part.waits_for_host &&
            !part.request->is_for_view();
   }
   // Removes a part that is alone.
-  void remove_alone(RequestPart* part) noexcept {
+  void remove_only_part(RequestPart* part) noexcept {
     part->is_queued = false;
     head_ = tail_ = nullptr;
     is_counted_ = false;
@@ -264,7 +266,7 @@ class Queue : public QueueBase {
   }
 
   // True if, in any queue, a part waits or has waited for views of the host, or there is an ended part.
-  static bool may_wait_for_views() noexcept { return kept_by_views.load(std::memory_order_relaxed) != 0; }
+  static bool may_wait_for_views() noexcept { return behind_views.load(std::memory_order_relaxed) != 0; }
 
   // In all queues: how many views of detached leases got an owner when their lease ended. This may close a
   // cycle of waits that have begun before.
@@ -308,7 +310,7 @@ class Queue : public QueueBase {
   // Ops that ignore views do, and the owner of an ended part for writing, whose turn it continues. Beside one
   // for reading, the owner writes only in another ended part.
   static bool ignores_ended(const RequestPart& later, const RequestPart& ended) noexcept {
-    if (later.request->kind == HolderKind::kOp) return !later.request->heeds_host;
+    if (later.request->kind == HolderKind::kOp) return !later.request->heeds_views;
     return (ended.access == Access::kWrite || later.is_nested) &&
            ended.request->owner.includes(later.request->owner);
   }
@@ -358,11 +360,11 @@ class Queue : public QueueBase {
   void count_holder(RequestPart* part) noexcept;
   void uncount_holder() noexcept;
 
-  static void note_kept(int64_t n) noexcept { kept_by_views.fetch_add(n, std::memory_order_relaxed); }
+  static void note_behind_views(int64_t n) noexcept { behind_views.fetch_add(n, std::memory_order_relaxed); }
 
   static constinit inline std::atomic<uint64_t> held_by_ops{0};
   static constinit inline std::atomic<uint64_t> owned_views{0};
-  static constinit inline std::atomic<int64_t> kept_by_views{0};  // such parts, and ended ones
+  static constinit inline std::atomic<int64_t> behind_views{0};  // such parts, and ended ones
 
   bool has_failed(const Extent& extent) const noexcept {
     return unnoted_.end != 0 && unnoted_.overlaps(extent);

@@ -184,7 +184,7 @@ void describe_holder(const WaitNode& node, Holder* holder) noexcept {
 
 }  // namespace detail
 
-void report_kept_view(const Holder& view) noexcept {
+void report_outlived_view(const Holder& view) noexcept {
   if (wait_hooks().report == nullptr) return;
   try {
     wait_hooks().report(concat(text_of(view), " outlived its block and keeps others waiting", found(view),
@@ -195,7 +195,7 @@ void report_kept_view(const Holder& view) noexcept {
   }
 }
 
-void report_kept_views(const WaitNode& node) noexcept {
+void report_outlived_views(const WaitNode& node) noexcept {
   if (wait_hooks().report == nullptr) return;
   std::array<Holder, kMostViews> views;
   size_t n = 0;
@@ -210,7 +210,7 @@ void report_kept_views(const WaitNode& node) noexcept {
       }
     }
   });
-  for (size_t i = 0; i < n; ++i) report_kept_view(views[i]);
+  for (size_t i = 0; i < n; ++i) report_outlived_view(views[i]);
 }
 
 bool describe_grant(const Gate& gate, GrantId grant, Holder* holder, bool* is_to_report) noexcept {

@@ -32,8 +32,8 @@ std::string lasting_text_of(const Holder& holder);
 std::string text_of_wait(const WaitNode& node);
 
 // Calls the report hook once for each view that outlived its lease and for which this waiter waits.
-void report_kept_views(const WaitNode& node) noexcept;
-void report_kept_view(const Holder& view) noexcept;
+void report_outlived_views(const WaitNode& node) noexcept;
+void report_outlived_view(const Holder& view) noexcept;
 
 // The holder of a grant of this process: a view, else the innermost part. is_to_report: it is a view that
 // outlived its lease and was not reported before; it counts as reported then. False: there is no holder.

@@ -185,7 +185,7 @@ class Request {
   Actor owner;  // of a lease; of a call: the caller
   int64_t since_ms = 0;
   const HolderKind kind;            // kOp, kLease or kCall
-  bool heeds_host = false;          // an op that must not run beside conflicting views of the host
+  bool heeds_views = false;         // an op that must not run beside conflicting views of the host
   bool ignores_dead_owner = false;  // it accepts bytes whose writer died
   // kForView: a call that opens a view as soon as it is granted. kOnStream: it uses its memory on a stream,
   // so it does not wait for parts that are submitted. kNeedsLock: an op whose body needs the lock of a

@@ -190,14 +190,14 @@ Appended check_views(RequestPart& part, Request& request, Conflict* conflict) no
     part.next = queue.first_behind_own(request.owner, is_host, part.access, part.extent);
     return Appended::kGranted;
   }
-  const RequestPart* kept = is_host ? queue.first_behind_host(part.access, part.extent) : nullptr;
-  if (kept == nullptr && is_host && queue.has_ended_parts()) {
-    kept = queue.first_behind_own(request.owner, false, part.access, part.extent, true);
+  const RequestPart* behind = is_host ? queue.first_behind_host(part.access, part.extent) : nullptr;
+  if (behind == nullptr && is_host && queue.has_ended_parts()) {
+    behind = queue.first_behind_own(request.owner, false, part.access, part.extent, true);
   }
   // The search for deadlocks handles the rest. It does not follow exports, because other threads may close
   // them.
-  if (kept == nullptr) return Appended::kGranted;
-  return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*kept));
+  if (behind == nullptr) return Appended::kGranted;
+  return refuse(conflict, Conflict::Reason::kWaitsForHost, Holder::of(*behind));
 }
 
 // Synchronous code: a lease or a call. Finds the place of its part in the queue: right behind the part under
@@ -301,7 +301,7 @@ Appended append_op(Request& op, OnHost on_host, Conflict* conflict) noexcept {
 }  // namespace
 
 Appended append(Request& request, OnHost on_host, Conflict* conflict) noexcept {
-  request.heeds_host = request.kind == HolderKind::kOp && on_host != OnHost::kIgnore;
+  request.heeds_views = request.kind == HolderKind::kOp && on_host != OnHost::kIgnore;
   if (request.kind == HolderKind::kOp) return append_op(request, on_host, conflict);
   return append_to_idle(request) ? Appended::kGranted : append_locked(request, on_host, conflict);
 }
@@ -384,39 +384,39 @@ bool remove_and_unlock(RequestPart& part, bool has_written, ReadyList* ready) no
   }
   queue.lock.unlock();
   if (gate != nullptr) [[unlikely]]
-    gate->note_kept_view();
+    gate->note_outlived_view();
   return has_view;
 }
 
 [[gnu::noinline]] bool release_locked(Request& request, bool has_written) noexcept {
   ReadyList ready;
-  const bool has_escaped = remove_and_unlock(request.parts[0], has_written, &ready);
+  const bool has_outlived = remove_and_unlock(request.parts[0], has_written, &ready);
   count_out(request);
   if (!ready.is_empty()) notify(ready);
-  return has_escaped;
+  return has_outlived;
 }
 
 [[gnu::noinline]] bool release_each(Request& request, bool has_written) noexcept {
   ReadyList ready;
-  const bool has_escaped = release(request, &ready, has_written);
+  const bool has_outlived = release(request, &ready, has_written);
   if (!ready.is_empty()) notify(ready);
-  return has_escaped;
+  return has_outlived;
 }
 
 }  // namespace
 
 bool release(Request& request, ReadyList* ready, bool has_written) noexcept {
-  bool has_escaped = false;
+  bool has_outlived = false;
   // First, so that the next requests of this process do not meet this one at the gate.
   if (request.is_gated) [[unlikely]]
     leave_gates(request, has_written);
   for (RequestPart& e : request.parts) {
     if (!e.is_appended) continue;
     e.queue->lock.lock();
-    has_escaped |= remove_and_unlock(e, has_written, ready);
+    has_outlived |= remove_and_unlock(e, has_written, ready);
   }
   count_out(request);
-  return has_escaped;
+  return has_outlived;
 }
 
 bool release(Request& request, bool has_written) noexcept {
@@ -425,10 +425,10 @@ bool release(Request& request, bool has_written) noexcept {
   RequestPart& part = request.parts[0];
   Queue& queue = *part.queue;
   queue.lock.lock();
-  if (!part.is_queued || !queue.is_alone(part)) [[unlikely]]
+  if (!part.is_queued || !queue.is_only_part(part)) [[unlikely]]
     return release_locked(request, has_written);
   if (has_written && part.access == Access::kWrite) queue.note_write();
-  queue.remove_alone(&part);
+  queue.remove_only_part(&part);
   queue.lock.unlock();
   count_out(request);
   return false;

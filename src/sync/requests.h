@@ -186,7 +186,7 @@ bool lock_parts(Request& request) noexcept;
   if (!queue.is_idle() || this_thread.running != 0) return false;
   if (request.is_for_view() || request.is_on_stream()) [[unlikely]]
     return false;
-  queue.append_alone(&part, &request);
+  queue.append_first(&part, &request);
   request.born_in = 0;
   request.is_gated = false;
   request.missing.store(0, std::memory_order_relaxed);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kHelperSliceNs = 1'000'000;  // if the sleeper itself must run ready ops
 constexpr int64_t kViewsNs = 50'000'000;
-constexpr int64_t kKeptViewNs = 1'000'000'000;          // then views that outlived leases are reported
+constexpr int64_t kOutlivedNs = 1'000'000'000;          // then views that outlived leases are reported
 constexpr int64_t kMostBetweenLooksNs = 5'000'000'000;  // whatever the period of reports is
 
 std::atomic<const Runner*> runner{nullptr};
@@ -148,10 +148,10 @@ class WaitGraph::Walk {
     return (this->*what).has_value();
   }
 
-  std::optional<Holder> own_lease;  // or ended part, of the node at which the walk started
-  std::optional<Holder> host_view;  // for which a visited part waits
-  std::optional<Holder> kept_view;  // the same, which no other library has
-  bool is_through_views = false;    // it went over an ended part
+  std::optional<Holder> own_lease;     // or ended part, of the node at which the walk started
+  std::optional<Holder> host_view;     // for which a visited part waits
+  std::optional<Holder> certain_view;  // the same, which no other library has
+  bool is_through_views = false;       // it went over an ended part
 
  private:
   void follow(const WaitNode& node) { node.waits_for_all ? follow_all() : follow(*node.request); }
@@ -190,7 +190,7 @@ class WaitGraph::Walk {
 
   void note(const View& view, const Holder& holder) {
     if (!host_view) host_view = holder;
-    if (!kept_view && !view.is_exported) kept_view = holder;
+    if (!certain_view && !view.is_exported) certain_view = holder;
   }
 
   // Adds the waiters of this actor to those to be followed: its task, and its thread if that sleeps.
@@ -252,7 +252,7 @@ bool WaitGraph::has_cycle(const WaitNode& node, Holder* holder, bool* is_through
 }
 
 bool WaitGraph::finds_host(const WaitNode& node, bool is_certain, Holder* holder) {
-  return Walk(node, *this).meets(is_certain ? &Walk::kept_view : &Walk::host_view, holder);
+  return Walk(node, *this).meets(is_certain ? &Walk::certain_view : &Walk::host_view, holder);
 }
 
 namespace {
@@ -303,7 +303,7 @@ WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t valu
                         (is_due && new_owners_ != Queue::new_owners());
   const bool is_to_walk = walked_ns_ == 0 ? is_due || deadline_.has_passed() : is_again;
   if (is_to_walk && is_cycle(holder)) return WaitEnd::kDeadlock;
-  if (waited >= next_look_ns_ && is_kept_by_views(holder)) return WaitEnd::kDeadlock;
+  if (waited >= next_look_ns_ && is_held_by_views(holder)) return WaitEnd::kDeadlock;
   const int64_t slice = has_own_threads() ? INT64_MAX : kHelperSliceNs;
   return waiter_.sleep(
       std::clamp<int64_t>(next_look_ns_ - waited, 0, slice),
@@ -314,9 +314,9 @@ WaitEnd CycleSleep::while_equal(const std::atomic<uint32_t>& word, uint32_t valu
       });
 }
 
-// Usually once, because the thread that closes a cycle later finds it. A wait for all ops repeats it, because
-// the body of an op may push further ops. And the end of a detached lease may close one: then what outlived it
-// has an owner.
+// Usually once, because the thread that closes a cycle later finds it. A wait for all ops repeats it,
+// because the body of an op may push further ops. And the end of a detached lease may close one: then what
+// outlived it has an owner.
 bool CycleSleep::is_cycle(Holder* holder) noexcept {
   new_owners_ = Queue::new_owners();
   if (walked_ns_ == 0) next_look_ns_ = kViewsNs;
@@ -324,17 +324,17 @@ bool CycleSleep::is_cycle(Holder* holder) noexcept {
   return is_true_deadlock(node_, holder, waiter_.token());
 }
 
-bool CycleSleep::is_kept_by_views(Holder* holder) noexcept {
+bool CycleSleep::is_held_by_views(Holder* holder) noexcept {
   const int64_t waited = waiter_.waited_ns();
   next_look_ns_ =
-      waited < kKeptViewNs ? kKeptViewNs : std::min(next_report_ns(waited), waited + kMostBetweenLooksNs);
+      waited < kOutlivedNs ? kOutlivedNs : std::min(next_report_ns(waited), waited + kMostBetweenLooksNs);
   WaitGraph& graph = WaitGraph::instance();
   const auto is_alone = wait_hooks().is_alone;
   if (is_alone != nullptr && graph.is_behind_host(node_, false, nullptr) && is_alone(waiter_.token()) != 0 &&
       graph.is_behind_host(node_, true, holder)) {
     return true;
   }
-  if (waited >= kKeptViewNs) report_kept_views(node_);
+  if (waited >= kOutlivedNs) report_outlived_views(node_);
   return false;
 }
 

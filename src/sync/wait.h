@@ -110,7 +110,7 @@ class CycleSleep {
 
  private:
   bool is_cycle(Holder* holder) noexcept;
-  bool is_kept_by_views(Holder* holder) noexcept;
+  bool is_held_by_views(Holder* holder) noexcept;
 
   static constexpr int64_t kWalkNs = 1'000'000;  // most waits end before that
 

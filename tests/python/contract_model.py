@@ -162,11 +162,11 @@ class CallClaim:
 class OpClaim:
     is_op, is_call = True, False
 
-    def __init__(self, name, body, fails, heeds_host):
+    def __init__(self, name, body, fails, heeds_views):
         self.name = name
         self.body = body
         self.fails = fails
-        self.heeds_host = heeds_host
+        self.heeds_views = heeds_views
         self.entries = []
         self.causes = None  # of its failure; None: it is not done
         self.is_done = False
@@ -339,7 +339,7 @@ class Model:
         """It has become one of ordinary code's: work that waits in the queue waits for it, too."""
         for entry in view.memory.queue:
             if entry.claim.is_op and not entry.is_granted and view.conflicts(entry):
-                entry.waits_for_host |= entry.claim.heeds_host
+                entry.waits_for_host |= entry.claim.heeds_views
 
     def move(self, window):
         memory = window.memory

@@ -171,7 +171,7 @@ class ContractMachine(RuleBasedStateMachine):
     def after(self, done):
         """Ops have run in the model. Those that do not heed views must have run before anyone looks."""
         for op in done:
-            if not op.heeds_host:
+            if not op.heeds_views:
                 self.real_ops.pop(op).exception()
 
     def at(self, items, number):
