@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The effects of a fork, as docs/contract.md states them (section 5), and docs/share.md for shared memory. The
-// child has one thread, all of the memory, and no grants. The handlers wait only for short sections, never for
-// ops. They need no memory: without it the child continues, and its failures have a shorter message.
+// The effects of a fork, as docs/contract.md states them (section 5), and docs/share.md for shared memory.
+// The child has one thread, all of the memory, and no grants. The handlers wait only for short sections,
+// never for ops. They need no memory: without it the child continues, and its failures have a shorter
+// message.
 #include "memory/fork.h"
 
 #include <pthread.h>
