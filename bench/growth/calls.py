@@ -91,6 +91,29 @@ def element_beside_leases(n):
         lease.release()
 
 
+def leased_rows(n):
+    """A write lease of an array, and a view of each row."""
+    a = tn.zeros((n, 8))
+    return a.lease("w"), [row.numpy() for row in a]
+
+
+def ended_lease(n):
+    lease, kept = leased_rows(n)
+    yield lease.release, 1
+    del kept
+
+
+def dropped_views(n):
+    lease, kept = leased_rows(n)
+    lease.release()
+    yield kept.clear, 1
+
+
+def dropped_views_of_numpy(n):
+    kept = list(np.zeros((n, 8)))
+    yield kept.clear, 1
+
+
 def queued_ops(n):
     tn.set_engine_limits(ops=0)
     a = tn.zeros(8)

@@ -69,6 +69,20 @@ CURVES = {
         is_each=True,
     ),
     "leases": Curve('a.lease("r"), release', "read leases of the array", SMALL, {"Tenon": calls.leases}),
+    "endings": Curve(
+        "end of a lease, for each view",
+        "views of rows left by a lease",
+        SMALL,
+        {"Tenon": calls.ended_lease},
+        is_each=True,
+    ),
+    "dropped": Curve(
+        "end of such a view",
+        "views of rows left by a lease",
+        SMALL,
+        {"Tenon": calls.dropped_views, "NumPy": calls.dropped_views_of_numpy},
+        is_each=True,
+    ),
     "element": Curve("a[0]", "read leases of the array", SMALL, {"Tenon": calls.element_beside_leases}),
     "queued": Curve(
         "push of an op that waits",
