@@ -133,12 +133,12 @@ class View:
     extent: tuple
     is_write: bool
     holder: Entry | None = None  # the lease under which it was taken; None: ordinary code's
-    is_bound: bool = False  # it continues a lease of this thread that has ended
+    has_outlived: bool = False  # it continues a lease of this thread that has ended
     is_export: bool = False  # another library may drop it at any time
 
     @property
     def waits(self):
-        return Wait.NOBODY if self.is_export else Wait.OWN if self.is_bound else Wait.HOST
+        return Wait.NOBODY if self.is_export else Wait.OWN if self.has_outlived else Wait.HOST
 
     def conflicts(self, entry):
         return (self.is_write or entry.is_write) and overlap(self.extent, entry.extent)
@@ -204,22 +204,23 @@ class Model:
         return innermost or weaker
 
     def is_covered(self, entry, is_host):
-        """A view of its thread allows it: a bound one; for ordinary code any."""
-        return any(v.allows(entry) and (v.is_bound or is_host) for v in entry.memory.host_views())
+        """A view of its thread allows it: one that has outlived its lease; for ordinary code any."""
+        return any(v.allows(entry) and (v.has_outlived or is_host) for v in entry.memory.host_views())
 
     def views_in_the_way(self, entry):
         views = [view for view in entry.memory.host_views() if view.conflicts(entry)]
         if entry.claim.is_op:
             return views if entry.waits_for_host else []
-        views = [view for view in views if view.is_bound]
+        views = [view for view in views if view.has_outlived]
         if not entry.claim.is_own:
             return views
         return [] if self.is_covered(entry, False) else [view for view in views if not view.is_write]
 
     def is_kept(self, entry, is_host):
-        """It waits for a view that would let this thread act: a bound one; for ordinary code any."""
+        """It waits for a view that would let this thread act: one that has outlived its lease, or for
+        ordinary code any."""
         views = [] if entry.is_granted else self.views_in_the_way(entry)
-        return any(view.is_bound or is_host for view in views)
+        return any(view.has_outlived or is_host for view in views)
 
     def place_before_kept(self, entry, is_host):
         """Before the first that conflicts and waits for such a view, directly or behind others."""
@@ -234,6 +235,22 @@ class Model:
                 kept.append(other)
         return len(queue)
 
+    def would_wait_for_host(self, entry):
+        """Behind an op that waits for a view of ordinary code, or behind an export that has outlived its
+        lease, directly or behind others. No search for deadlocks follows these, so a call is refused."""
+        behind_exports = []
+        for other in entry.memory.queue:
+            if other.is_granted:
+                continue
+            views = self.views_in_the_way(other)
+            is_behind = any(view.has_outlived and view.is_export for view in views)
+            is_behind = is_behind or any(other.conflicts(e) for e in behind_exports)
+            if is_behind:
+                behind_exports.append(other)
+            if entry.conflicts(other) and (is_behind or not all(view.has_outlived for view in views)):
+                return True
+        return False
+
     def stand(self, entry):
         """Where synchronous code would stand: (the own lease that it acts under, its place in the queue). A
         LeaseConflict: (None, None)."""
@@ -247,7 +264,7 @@ class Model:
                 return None, None
             if self.is_covered(entry, is_host):
                 return None, self.place_before_kept(entry, is_host)
-            if is_host and any(entry.conflicts(e) and self.is_kept(e, True) for e in queue):
+            if is_host and self.would_wait_for_host(entry):
                 return None, None
         return None, len(queue)
 
@@ -395,7 +412,7 @@ class Model:
             is_allowed = outer is not None and outer.allows(view.extent, view.is_write)
             view.holder = outer if is_allowed else None
             if not is_allowed:
-                view.is_bound = True
+                view.has_outlived = True
                 self.hinder(view)
         return self.run()
 
