@@ -296,8 +296,14 @@ void add_names(nb::module_& module) {
       "has_outlived_views", [](const Self& array) { return has_outlived_views(array.object.ptr()); },
       nb::arg("array"), nb::sig("def has_outlived_views(array: NDArray) -> bool"),
       "Something may show bytes of the array that a block or lease of this thread has left.");
-  module.def("settle_views", settle_views,
-             "Makes ended arrays release their memory if only names refer to them by now.");
+  module.def(
+      "settle_views",
+      [] {
+        settle_views();
+        return has_entries(unsettled);
+      },
+      "Makes ended arrays release their memory if only names refer to them by now. Returns whether some are\n"
+      "left.");
   module.def(
       "set_plain_types", [](const nb::object& types) { plain_types = nb::object(types).release().ptr(); },
       nb::arg("types"), nb::sig("def set_plain_types(types: frozenset[type]) -> None"),

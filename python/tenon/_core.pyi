@@ -899,9 +899,10 @@ def has_outlived_views(array: NDArray) -> _bool:
     Something may show bytes of the array that a block or lease of this thread has left.
     """
 
-def settle_views() -> None:
+def settle_views() -> _bool:
     """
-    Makes ended arrays release their memory if only names refer to them by now.
+    Makes ended arrays release their memory if only names refer to them by now. Returns whether some are
+    left.
     """
 
 def set_plain_types(types: frozenset[type]) -> None:

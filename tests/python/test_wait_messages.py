@@ -297,7 +297,7 @@ def test_a_wait_that_runs_out_of_time_names_the_holder_its_line_and_the_variable
 def test_a_task_that_waits_names_the_holder_its_line_and_the_variable(
     kind, wait, reports, many_workers, monkeypatch
 ):
-    monkeypatch.setattr(_tasks, "_KEPT_SECONDS", 0.005)
+    monkeypatch.setattr(_tasks, "_OUTLIVED_SECONDS", 0.005)
     a = tn.zeros(8)
     holder = Holder(kind, a)
     waiter = threading.Thread(target=WAITS[wait], args=(a,), name="waiter", daemon=True)

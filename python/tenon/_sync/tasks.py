@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-_KEPT_SECONDS = 1.0  # after which views that outlived their block are reported
+_OUTLIVED_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threads
 _SETTLE_SECONDS = 0.05
@@ -91,7 +91,7 @@ class Signal:
 
     def wait(self) -> Generator[Any, None, None]:
         """Waits until it is set. Runs ops meanwhile if the engine has no threads."""
-        self._report_later(_KEPT_SECONDS)
+        self._report_later(_OUTLIVED_SECONDS)
         try:
             self._help()
             self._settle()
@@ -122,8 +122,8 @@ class Signal:
         looks, too (poll_wait, python/src/waiting.cc)."""
         if self._is_over or self._future.done():
             return
-        _core.settle_views()
-        self._loop.call_later(_SETTLE_SECONDS, self._settle)
+        pause = _SETTLE_SECONDS if _core.settle_views() else _OUTLIVED_SECONDS
+        self._loop.call_later(pause, self._settle)
 
     def _report_later(self, seconds: float) -> None:
         self._next_report = self._loop.call_later(seconds, self._report)
