@@ -136,8 +136,8 @@ TENON_API tenon_status tenon_tensor_pool_revoke(tenon_tensor_pool* pool, const c
 TENON_API tenon_status tenon_message_revoke(const void* data, uint64_t nbytes, tenon_error* error);
 
 /* This process keeps a message of another one from now on, as if it had sent it, for timeout_ns (< 0: no
- * limit) at most. *is_kept (may be NULL) is 0 if it has ended, or if a third process keeps it, too. Fails as
- * tenon_message_open, but not with GONE. */
+ * limit) at most. A later call sets a new limit. *is_kept (may be NULL) is 0 if it has ended, or if a third
+ * process keeps it, too. Fails as tenon_message_open, but not with GONE. */
 TENON_API tenon_status tenon_message_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns,
                                                int32_t* is_kept, tenon_error* error);
 /* 1: the message, which this process has sent or opened, has not ended. */

@@ -74,7 +74,7 @@ TENON_API tenon_status tenon_shared_send(tenon_array* array, tenon_handle* out, 
  * may receive it), and at most timeout_ns (< 0: no limit; 0: not any more). The memory is freed within one
  * second. Opening the handle later succeeds if some process has the array then. Fails with NOT_FOUND (there
  * is no process receiver), VALUE (this process has not sent the handle), NO_MEMORY (16,384 handles were
- * unopened when it was made: then only tenon_shared_revoke ends it). */
+ * unopened when it, or a later one that shares its record, was made: then it has no limits). */
 TENON_API tenon_status tenon_handle_limit(const tenon_handle* handle, uint32_t receiver, int64_t timeout_ns,
                                           tenon_error* error);
 
@@ -102,9 +102,9 @@ TENON_API tenon_status tenon_shared_open(const void* data, uint64_t nbytes, teno
 TENON_API tenon_status tenon_shared_receive(const void* data, uint64_t nbytes, tenon_array** out,
                                             tenon_error* error);
 /* Keeps the memory of a handle that another process has sent, and that may end, beside that process: until
- * the handle has ended, or timeout_ns have passed (< 0: no limit; then within one second). is_kept receives 0
- * if it has ended already, or if a third process keeps it, too; may be NULL. Fails as tenon_shared_open, but
- * not with GONE. \since 0.6 */
+ * the handle has ended, or timeout_ns have passed (< 0: no limit). The memory is freed within one second
+ * after that. A later call sets a new limit. is_kept receives 0 if the handle has ended already, or if a
+ * third process keeps it, too; may be NULL. Fails as tenon_shared_open, but not with GONE. \since 0.6 */
 TENON_API tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns,
                                               int32_t* is_kept, tenon_error* error);
 /* 1: a handle that this process has sent keeps the memory: as many processes as may have not opened it yet.

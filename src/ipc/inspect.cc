@@ -240,14 +240,15 @@ class Inspection {
     const uint64_t word = look(record.word);
     if (!MessageWord::is_live(word)) return;
     const uint32_t keeper = MessageWord::keeper(word);
-    const PlaceReport* place = keeper != MessageWord::kNoKeeper ? place_at(keeper - 1) : nullptr;
-    const bool is_taken_over = place != nullptr && !place->is_dead();
-    if (!is_taken_over) place = place_of(look(record.sender));
-    const bool is_lost = place == nullptr || place->is_dead();
+    const PlaceReport* const kept_by = keeper != MessageWord::kNoKeeper ? place_at(keeper - 1) : nullptr;
+    const PlaceReport* const sent_by = place_of(look(record.sender));
     const int64_t until = record.until_ns.load(std::memory_order_relaxed);
+    const bool is_taken_over = kept_by != nullptr && !kept_by->is_dead();
+    const PlaceReport* const place = is_taken_over || sent_by == nullptr ? kept_by : sent_by;
+    const bool is_lost = place == nullptr || place->is_dead();
     const uint32_t block = record.block.load(std::memory_order_relaxed);
     if (block != kNoBlock) {
-      if (place == nullptr || (!is_taken_over && until != 0 && until <= now_ns())) return;
+      if (place == nullptr || (kept_by == nullptr && until != 0 && until <= now_ns())) return;
       SentReport& sent = sent_[block][place->index];
       sent = {place->index, place->process.pid, sent.count + count_of_handles(record, word), is_lost};
       return;

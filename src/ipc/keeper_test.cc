@@ -2,9 +2,12 @@
 //
 // A process stops before each of its stores while it changes the record of a handle: it keeps the handle,
 // ends it, or changes its limits. Meanwhile another process does the same to it. Then the first one goes
-// on, or is killed. Oracles:   - what take_over() has said to be kept is live as long as the process lives,
-// unless it is opened or revoked;   - a process that goes on changes nothing of the next handle that has
-// the record;   - in the end, no block is left.
+// on, or is killed. Oracles:
+//
+//   - what take_over() has said to be kept is live as long as the process lives, unless it is opened or
+//     revoked;
+//   - a process that goes on changes nothing of the next handle that has the record;
+//   - in the end, no block is left.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -38,6 +41,7 @@ std::string act(Segment& segment, const std::string& verb, const MessageId& hand
   if (verb == "open") return segment.receive(handle) == MessageStatus::kLive ? "1" : "0";
   if (verb == "end-limited") (void)segment.end_limited();
   if (verb == "revoke") return concat(segment.revoke(block));
+  if (verb == "limit-to-dead") segment.limit(handle, {{0x7ffffffe, 1}, 0});
   if (verb == "limit") segment.limit(handle, {{}, now_ns() + kHour});
   if (verb == "revoke-one") segment.limit(handle, {{}, 1});
   if (verb == "set-opens") (void)segment.set_opens(handle, 3);
@@ -149,11 +153,10 @@ TEST_F(KeeperStops, AProcessMayTakeTheHandleOverAtAnyStoreOfItsEnd) {
         StandIn sender{*a_};
         ASSERT_TRUE(sender.use(block));
         a_->leave(block);
-        const MessageId handle = sender.segment().send(block);
+        // Of end-limited, the peer is the sender, and the receiver has ended.
         const bool is_limited = verb == "end-limited";
-        if (is_limited) {
-          sender.segment().limit(handle, {os::this_process(), 0});
-        }
+        const MessageId handle = is_limited ? sent_by(*peer, block) : sender.segment().send(block);
+        if (is_limited) (void)ask(*peer, "limit-to-dead", handle, block);
         sender.leave(block);
         stop(*taker, "keep", handle, block, m);
         if (verb == "open") {
@@ -165,6 +168,7 @@ TEST_F(KeeperStops, AProcessMayTakeTheHandleOverAtAnyStoreOfItsEnd) {
         const bool is_kept = go_on(*taker, &is_taken) == "1";
         kept += is_kept ? 1 : 0;
         const bool is_opened = go_on(*peer, &is_whole) == "1";
+        peer->kill();
         reap_all(a_->segment().control());
         if (is_kept && !is_opened) {
           EXPECT_EQ(status(handle), MessageStatus::kLive) << "it was said to be kept";
@@ -230,6 +234,7 @@ TEST_F(KeeperStops, AKillAtAnyStoreLosesNothingOfOthersAndLeavesNoBlock) {
         if (is_kept && is_own) {
           ASSERT_TRUE(keeper.segment().take_over(handle, 0));
         }
+        if (verb == "end-limited") (void)ask(*peer, "limit-to-dead", handle, block);
         stop(*peer, verb, handle, block, n);
         if (is_kept && !is_own) (void)keeper.segment().take_over(handle, 0);
         const uint64_t word = look(a_->segment().message(handle.record).word);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/message_table.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -10,6 +12,8 @@
 
 namespace tenon::impl {
 namespace {
+
+constexpr int64_t kReapingNs = 100'000'000;  // a process waits so long for another one that reaps
 
 // The limit of a live message has passed, and ends it.
 bool is_over(const MessageRecord& record, uint64_t word, int64_t now_ns) noexcept {
@@ -63,7 +67,7 @@ MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t n
     uint64_t next = word;
     if (is_over(record, word, now_ns)) {
       next = MessageWord::with_status(word, MessageStatus::kExpired);
-    } else if (opens == 1) {
+    } else if (opens <= 1) {
       next = MessageWord::with_status(MessageWord::with_opens(word, 0), MessageStatus::kOpened);
     } else if (opens != MessageWord::kNoLimit) {
       next = MessageWord::with_opens(word, opens - 1);
@@ -120,25 +124,30 @@ bool lives(const Control& control, uint64_t sender) noexcept {
          is_alive(control, participant);
 }
 
-bool has_living_keeper(const Control& control, uint64_t word) noexcept {
+bool has_keeper(const Control& control, uint64_t word) noexcept {
   const uint32_t keeper = MessageWord::keeper(word);
-  return keeper != MessageWord::kNoKeeper && control.has_place(keeper - 1) && is_alive(control, keeper - 1);
+  return keeper != MessageWord::kNoKeeper && control.has_place(keeper - 1);
+}
+
+bool has_living_keeper(const Control& control, uint64_t word) noexcept {
+  return has_keeper(control, word) && is_alive(control, MessageWord::keeper(word) - 1);
 }
 
 MessageStatus fate_of(const Control& control, const MessageRecord& record, uint64_t word,
                       uint64_t has_left) noexcept {
   const uint64_t sender = look(record.sender);
   const bool is_sent = sender != has_left && lives(control, sender);
-  if (!is_sent && MessageWord::keeper(word) == MessageWord::kNoKeeper) return MessageStatus::kSenderGone;
+  if (!is_sent && !has_keeper(control, word)) return MessageStatus::kSenderGone;
   return is_over(record, word, now_ns()) ? MessageStatus::kExpired : MessageStatus::kLive;
 }
 
 MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept {
   while (uint64_t word = live_word(record, generation)) {
     // Only a reaper ends what a dead process has kept: until then, no other process gets its place.
-    const bool is_kept =
-        MessageWord::keeper(word) == MessageWord::kNoKeeper || has_living_keeper(control, word);
-    if (!is_kept && reap(control, MessageWord::keeper(word) - 1)) continue;
+    if (has_keeper(control, word) && !has_living_keeper(control, word) &&
+        reap(control, MessageWord::keeper(word) - 1)) {
+      continue;
+    }
     const MessageStatus fate = fate_of(control, record, word);
     if (fate == MessageStatus::kLive) return fate;
     if (exchange(record.word, word, MessageWord::with_status(word, fate))) return fate;
@@ -148,12 +157,17 @@ MessageStatus look_at_message(const Control& control, MessageRecord& record, uin
 
 bool keep_message(const Control& control, MessageRecord& record, uint32_t generation,
                   uint32_t participant) noexcept {
+  const Deadline deadline(kReapingNs);
   while (uint64_t word = live_word(record, generation)) {
     const uint32_t keeper = MessageWord::keeper(word);
     if (keeper == participant + 1) return true;
-    if (keeper != MessageWord::kNoKeeper) {
+    if (has_keeper(control, word)) {
+      // Another process may be reaping a dead keeper.
+      const bool is_dying = is_dead(look(life_word(control.life(keeper - 1))));
       if (reap(control, keeper - 1) || look(record.word) != word) continue;
-      return false;
+      if (!is_dying || deadline.has_passed()) return false;
+      sched_yield();
+      continue;
     }
     if (exchange(record.word, word, MessageWord::with_keeper(word, participant + 1))) return true;
   }

@@ -4,9 +4,10 @@
 // is a handle of a shared array, or a message of a tensor pool.
 //
 // The record of a handle names the block of the array, and keeps it while the message is live and a process
-// keeps the message (is_kept). Each process can tell this from the record alone, so an open or a death takes
-// effect at once. The record of a message of a pool does not list the blocks, which may lie in several
-// segments: the bytes of the message do, and its sender uses them as long as it is live.
+// keeps the message (fate_of). Each process can tell this from the record alone, so an open or the death of
+// the sender takes effect at once, and the death of a keeper when some process has reaped it. The record of
+// a message of a pool does not list the blocks, which may lie in several segments: the bytes of the message
+// do, and its sender uses them as long as it is live.
 //
 // The generation of a record, its keeper, its opens and its end are one word. Each change of it is one
 // exchange of a word that was looked at, and the change is decided from that word. So a process may be
@@ -66,7 +67,7 @@ struct MessageWord {
     return (word & ~(uint64_t{kKeeperMask} << kKeeperAt)) | uint64_t{keeper} << kKeeperAt;
   }
   static constexpr uint64_t with_opens(uint64_t word, uint32_t opens) noexcept {
-    return (word & ~(uint64_t{kOpensMask} << kOpensAt)) | uint64_t{opens} << kOpensAt;
+    return (word & ~(uint64_t{kOpensMask} << kOpensAt)) | uint64_t{opens & kOpensMask} << kOpensAt;
   }
   static constexpr uint64_t with_status(uint64_t word, MessageStatus status) noexcept {
     return (word & ~uint64_t{kStatusMask}) | static_cast<uint64_t>(status);
@@ -91,7 +92,8 @@ struct alignas(64) MessageRecord {
   std::atomic<uint64_t> word;
   // The process for which the record is (Sender); 0: none.
   std::atomic<uint64_t> sender;
-  // Written by the sender. until_ns: how long the sender keeps it, on the clock of now_ns(); 0: no limit.
+  // Written by the sender. until_ns: how long a message of a pool lives, or how long the sender keeps a
+  // handle, on the clock of now_ns(); 0: no limit.
   std::atomic<int64_t> until_ns;
   std::atomic<int64_t> since_ns;
   std::atomic<uint64_t> nbytes;            // of its blocks
@@ -167,7 +169,9 @@ struct Control;
 
 // The process that is named so (Sender) has its place.
 bool lives(const Control& control, uint64_t sender) noexcept;
-// A keeper that lives, or is being reaped.
+// Names a keeper. Its place is not free, because reap() removes the name first.
+bool has_keeper(const Control& control, uint64_t word) noexcept;
+// One that lives, or is being reaped.
 bool has_living_keeper(const Control& control, uint64_t word) noexcept;
 // kLive: a process keeps the message of a record whose word is live, or has died and was not reaped yet.
 // Else why the message must end: its sender and its keeper have gone, or its limit has passed. The limit of

@@ -117,13 +117,14 @@ void signal_event(SharedEvent& event) noexcept {
 }
 
 bool has_users(const Control& control, const Block& block) noexcept {
-  uint32_t forks = 0;
-  do {
+  constexpr int kMostLooks = 64;
+  for (int n = 0; n < kMostLooks; ++n) {
     // A parent may leave a block after this has looked for the child, and before it looks for the parent.
-    forks = observe(control.forks());
+    const uint32_t forks = observe(control.forks());
     if (!is_empty(block.users)) return true;
-  } while (observe(control.forks()) != forks);
-  return false;
+    if (observe(control.forks()) == forks) return false;
+  }
+  return true;  // perhaps
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {
@@ -375,13 +376,13 @@ Participant::Reserved Participant::reserve_for_child(const os::File& file) noexc
   store(control_.place(i).since_ns, now_ns());
   store(control_.place(i).pid, static_cast<uint32_t>(getpid()));
   publish(control_.place(i).state, PlaceState::kReserved);
-  control_.places->unlock(i);
   child_ = {i, control_.place(i).generation.load(std::memory_order_relaxed)};
   for (uint32_t b = 0, blocks = control_.used_blocks(); b < blocks; ++b) {
     Block& block = control_.block(b);
     if (has_bit(block.users, index_)) set_bit(block.users, i);
   }
   (void)add(control_.forks(), 1u);
+  control_.places->unlock(i);  // last: from now on, others may find that the child does not take the place
   return child_;
 }
 

@@ -24,7 +24,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kClosingNs = 10'000'000;  // a use waits so long for a process that closes the block
+constexpr int64_t kClosingNs = 100'000'000;  // a use waits so long for a process that may close the block
 
 SegmentId random_id() {
   SegmentId id;
@@ -269,7 +269,17 @@ std::span<std::byte> Segment::bytes_of(uint32_t index) const noexcept {
 }
 
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
-  if (index >= control_.used_blocks() || participant_->index() == Participant::kNone) return false;
+  Used used = try_use(index, generation);
+  if (used == Used::kIsClosing) {
+    // Some process looks whether the block is unused: it is not, if another process uses it.
+    const Deadline deadline(kClosingNs);
+    while ((used = try_use(index, generation)) == Used::kIsClosing && !deadline.has_passed()) sched_yield();
+  }
+  return used == Used::kYes;
+}
+
+Segment::Used Segment::try_use(uint32_t index, uint32_t generation) noexcept {
+  if (index >= control_.used_blocks() || participant_->index() == Participant::kNone) return Used::kNo;
   Block& b = block(index);
   const uint64_t room = is_on_device() ? record_.nbytes : data_nbytes();
   const std::scoped_lock uses(uses_lock_);
@@ -279,27 +289,22 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
     const bool was_user = has_bit(b.users, participant_->index());  // it has the memory mapped
     set_bit(b.users, participant_->index());
     // The second look of the creator shows it this use, so it soon decides.
-    const auto is_closing = [&] {
-      return observe(b.state) == BlockState::kClosing && look(b.generation) == generation;
-    };
-    if (is_closing()) {
-      const Deadline deadline(kClosingNs);
-      while (is_closing() && !deadline.has_passed()) sched_yield();
-    }
+    const BlockState state = observe(b.state);
     const bool is_there =
-        observe(b.state) == BlockState::kUsed && look(b.generation) == generation &&
+        state == BlockState::kUsed && look(b.generation) == generation &&
         b.begin.load(std::memory_order_relaxed) <= room &&
         b.nbytes.load(std::memory_order_relaxed) <= room - b.begin.load(std::memory_order_relaxed);
     if (!is_there) {
       if (!was_user) clear_bit(b.users, participant_->index());
-      return false;
+      const bool is_closing = state == BlockState::kClosing && look(b.generation) == generation;
+      return is_closing ? Used::kIsClosing : Used::kNo;
     }
   } else if (b.generation.load(std::memory_order_relaxed) != generation) {
-    return false;
+    return Used::kNo;
   }
   ++uses_[index];
   users_.fetch_add(1, std::memory_order_relaxed);
-  return true;
+  return Used::kYes;
 }
 
 bool Segment::leave(uint32_t index) noexcept {
@@ -381,7 +386,6 @@ void Segment::end_wait(SharedEvent& event) noexcept {
 }
 
 Participant::Reserved Segment::before_fork() noexcept {
-  messages_lock_.lock();
   uses_lock_.lock();
   const Participant::Reserved place =
       file_.is_lost() ? Participant::Reserved() : participant_->reserve_for_child(file_);

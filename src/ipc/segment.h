@@ -188,6 +188,10 @@ class Segment {
   // Only so many processes may open a handle of this process, as MessageWord. False: it has ended. Fails as
   // limit().
   bool set_opens(const MessageId& handle, uint32_t opens);
+  // So many records are in use that other processes may need those of ended handles.
+  bool has_many_messages() const noexcept {
+    return control_.used_messages() > kPage / sizeof(MessageRecord) && !is_tensor_pool();
+  }
   // Ends the handles whose receivers have ended, and what has reached its limit here. True: it must be called
   // again later.
   bool end_limited() noexcept;
@@ -200,7 +204,9 @@ class Segment {
   void begin_wait(SharedEvent& event) noexcept;
   void end_wait(SharedEvent& event) noexcept;
 
-  // For forks. Returns the child's place.
+  // For forks. The first one may wait for a thread that uses the messages. Then before_fork() returns the
+  // child's place.
+  void lock_messages() noexcept { messages_lock_.lock(); }
   Participant::Reserved before_fork() noexcept;
   void after_fork() noexcept;
   void become_child() noexcept;
@@ -219,6 +225,8 @@ class Segment {
   uint32_t take_message(uint64_t self);
   bool give_messages() noexcept;
   bool is_own(const MessageId& handle) const noexcept;
+  enum class Used { kYes, kNo, kIsClosing };
+  Used try_use(uint32_t block, uint32_t generation) noexcept;
   bool keeps_message(const MessageRecord& record, uint64_t word) const noexcept;
   static void check_alone(const MessageRecord& record);
   void drop_kept() noexcept;

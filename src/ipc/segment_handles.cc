@@ -90,14 +90,15 @@ MessageId Segment::send(uint32_t index) {
     if (look(record.sender) != self || record.block.load(std::memory_order_relaxed) != index) continue;
     const uint32_t flags = record.flags.load(std::memory_order_relaxed);
     if ((flags & kCountedHandle) != 0 || record.until_ns.load(std::memory_order_relaxed) != 0) continue;
-    if (std::ranges::any_of(limited_, [&](const Limited& l) { return l.handle.record == i; })) continue;
+    if (std::ranges::any_of(limited_, [&](const Limited& l) { return !l.is_kept && l.handle.record == i; }))
+      continue;
     store(record.flags, flags | kSharedRecord);
     const uint32_t generation = MessageWord::generation(look(record.word));
     if (add_open(record)) return {i, generation};
   }
   throw_error(Code::kNoMemory, "the shared array cannot be sent: ", kMostMessages,
-              " handles of arrays in its memory are unopened, which is their greatest number: let them be "
-              "opened, or revoke them (tn.revoke_handles, tenon_shared_revoke)");
+              " handles of arrays in its memory are unopened, or were a second ago, which is their greatest "
+              "number: let them be opened, or revoke them (tn.revoke_handles, tenon_shared_revoke)");
 }
 
 MessageStatus Segment::receive(const MessageId& handle) noexcept {
@@ -114,6 +115,7 @@ MessageStatus Segment::status_of(const MessageId& handle) const noexcept {
 bool Segment::take_over(const MessageId& handle, int64_t until_ns) {
   const uint32_t self = participant_->index();
   const std::scoped_lock locked(messages_lock_);
+  if (is_own(handle)) return status_of(handle) == MessageStatus::kLive;  // it keeps it as its sender
   if (limited_.size() == limited_.capacity()) limited_.reserve(2 * limited_.size() + 4);
   if (self == Participant::kNone || status_of(handle) != MessageStatus::kLive) return false;
   if (!keep_message(control_, message(handle.record), handle.generation, self)) return false;
@@ -164,7 +166,9 @@ bool Segment::is_own(const MessageId& handle) const noexcept {
 // A handle that shares its record has no limits of its own. Fails with kNoMemory.
 void Segment::check_alone(const MessageRecord& record) {
   if ((record.flags.load(std::memory_order_relaxed) & kSharedRecord) == 0) return;
-  throw_error(Code::kNoMemory, "this handle cannot have limits: it was made when ", kMostMessages,
+  throw_error(Code::kNoMemory,
+              "this handle cannot have limits: it shares its record with another one, because ",
+              kMostMessages,
               " handles of arrays in this memory were unopened; let them be opened, or revoke them "
               "(tn.revoke_handles, tenon_shared_revoke), and make the handle again");
 }
@@ -196,7 +200,9 @@ bool Segment::set_opens(const MessageId& handle, uint32_t opens) {
 void Segment::drop_kept() noexcept {
   const std::scoped_lock locked(messages_lock_);
   std::erase_if(limited_, [&](const Limited& l) {
-    if (!l.is_kept || l.until_ns > now_ns()) return false;
+    if (!l.is_kept) return false;
+    if (l.until_ns > now_ns())
+      return impl::status_of(message(l.handle.record), l.handle.generation) != MessageStatus::kLive;
     drop_message(control_, message(l.handle.record), l.handle.generation, participant_->index(),
                  MessageStatus::kExpired);
     return true;
@@ -208,8 +214,7 @@ void Segment::end_for_receiver(const MessageId& handle) noexcept {
   MessageRecord& record = message(handle.record);
   while (is_own(handle)) {
     uint64_t word = look(record.word);
-    const uint32_t keeper = MessageWord::keeper(word);
-    if (keeper != MessageWord::kNoKeeper && keeper != participant_->index() + 1) {
+    if (MessageWord::keeper(word) != MessageWord::kNoKeeper) {
       return store(record.until_ns, int64_t{1});  // this one keeps it no more
     }
     if (MessageWord::generation(word) == handle.generation && MessageWord::is_live(word) &&
@@ -241,8 +246,7 @@ bool Segment::end_limited() noexcept {
     };
     if (std::erase_if(limited_, is_same) != 0) end_for_receiver(sent.handle);
   }
-  const bool gives = control_.used_messages() > kPage / sizeof(MessageRecord) && !is_tensor_pool();
-  return (gives && give_messages()) || !limited_.empty();
+  return (has_many_messages() && give_messages()) || !limited_.empty();
 }
 
 // Other processes may take the records of messages of this one that have ended. True: others are live.
@@ -305,6 +309,8 @@ std::string Segments::handle_of(const Array& array) {
   handle.strides.assign(array.strides().begin(), array.strides().end());
   // No process can open a file that this one has lost.
   const MessageId sent = handle.fd >= 0 ? segment.send(use->block) : MessageId();
+  // Other processes may need its records when the handles have been opened.
+  if (segment.has_many_messages() && !is_sweep_due_.exchange(true, std::memory_order_relaxed)) nudge();
   handle.record = sent.record;
   handle.message = sent.generation;
   try {

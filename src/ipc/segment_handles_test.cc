@@ -264,7 +264,63 @@ TEST_F(HandleRecords, NoEndOfOthersIsLaterThanAPromiseToKeep) {
     ASSERT_EQ(b_.segment().revoke(block), is_kept ? 1U : 0U);
     ASSERT_TRUE(a_.segment().free_if_unused(block));
   }
+  EXPECT_GT(kept, 0);
   std::cout << kept << " of " << kRounds << " kept\n";
+}
+
+TEST_F(HandleRecords, ASenderIsNoKeeperOfItsHandle) {
+  const uint32_t block = a_.take(kNbytes);
+  const MessageId handle = a_.segment().send(block);
+  a_.leave(block);
+  EXPECT_TRUE(a_.segment().take_over(handle, 0));
+  EXPECT_TRUE(b_.segment().take_over(handle, 0)) << "for its end";
+  EXPECT_EQ(b_.segment().revoke(block), 1U);
+  EXPECT_FALSE(a_.segment().take_over(handle, 0));
+}
+
+TEST_F(HandleRecords, AKeeperThatIsNoProcessKeepsNothing) {
+  const uint32_t block = a_.take(kNbytes);
+  StandIn sender{a_};
+  ASSERT_TRUE(sender.use(block));
+  a_.leave(block);
+  const MessageId handle = sender.segment().send(block);
+  sender.leave(block);
+  std::atomic<uint64_t>& word = a_.segment().message(handle.record).word;
+  word = MessageWord::with_keeper(word, 1023);
+  sender.die();
+  reap_all(a_.segment().control());
+  EXPECT_EQ(a_.segment().status_of(handle), MessageStatus::kSenderGone);
+  EXPECT_TRUE(a_.segment().free_if_unused(block));
+}
+
+// The creator looks whether the block is unused, and finds that it is not.
+TEST_F(HandleRecords, AnOpenWaitsForALookAtTheUsers) {
+  const uint32_t block = a_.take(kNbytes);
+  announce(a_.segment().block(block).state, BlockState::kClosing);
+  std::thread looks([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    publish(a_.segment().block(block).state, BlockState::kUsed);
+  });
+  EXPECT_TRUE(b_.use(block));
+  looks.join();
+}
+
+// A place that was reserved for a child for too long is now of the child of another process.
+TEST_F(HandleRecords, AChildThatComesLateTakesNoPlaceOfAnotherChild) {
+  StandIn parent{a_}, other{a_};
+  const auto fork = [](StandIn& of) {
+    of.segment().lock_messages();
+    const Participant::Reserved child = of.segment().before_fork();
+    of.segment().after_fork();
+    return child;
+  };
+  const Participant::Reserved late = fork(parent);
+  parent.segment().participant().free_reserved(late);
+  const Participant::Reserved child = fork(other);
+  ASSERT_EQ(child.index, late.index);
+  parent.segment().participant().become_child(true);
+  EXPECT_EQ(parent.index(), Participant::kNone);
+  EXPECT_EQ(look(a_.segment().control().place(child.index).state), PlaceState::kReserved);
 }
 
 // A process forks, and leaves the block at once, again and again. The place of the child is far before its
@@ -289,6 +345,7 @@ TEST_F(HandleRecords, ABlockThatAProcessPassesToItsChildHasAUserAllTheTime) {
     }
   });
   for (int i = 0; i < 30'000 && !HasFailure(); ++i) {
+    parent.segment().lock_messages();
     const Participant::Reserved child = parent.segment().before_fork();
     parent.segment().after_fork();
     ASSERT_EQ(child.index, taken.front());

@@ -21,6 +21,12 @@ int64_t until(int64_t timeout_ns) noexcept {
   return __builtin_add_overflow(now_ns(), timeout_ns, &until_ns) ? INT64_MAX : std::max<int64_t>(until_ns, 1);
 }
 
+// Of a limit and the deadline of the message; 0: none.
+int64_t earlier(int64_t limit_ns, int64_t deadline_ns) noexcept {
+  if (limit_ns == 0 || deadline_ns == 0) return std::max(limit_ns, deadline_ns);
+  return std::min(limit_ns, deadline_ns);
+}
+
 // Arrays of this process lie there. A message that it has sent may use the block without them.
 bool has_arrays_on(Segment& segment, uint32_t block, Access access) {
   if (block >= segment.header().blocks || !segment.is_used_here(block)) return false;
@@ -444,6 +450,13 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
     const Opened opened(segments_, message);
     if (opened.status() != MessageStatus::kLive) return false;
     if (find_own(message.segment) != nullptr) return true;
+    for (Live& kept : kept_) {
+      const bool is_it = kept.segment == &opened.pool() && kept.record == message.record &&
+                         kept.generation == message.generation;
+      if (!is_it) continue;
+      kept.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
+      return true;
+    }
     Participant& participant = opened.pool().participant();
     if (participant.index() == Participant::kNone) opened.pool().throw_no_place();
     Messages kept(1);
@@ -452,7 +465,6 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
     live.record = message.record;
     live.generation = message.generation;
     live.has_opens = true;
-    live.until_ns = until(timeout_ns);
     live.holds.reserve(message.all.size());
     live.segment->begin_stay();  // for the record: the arrays may lie in other segments
     bool is_kept = true;
@@ -461,9 +473,7 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
       is_kept = is_kept && segment.use(array.block, array.generation);
       if (is_kept) live.holds.push_back({&segment, array.block});
     }
-    // The deadline is of the message.
-    const int64_t deadline = opened.record().until_ns.load(std::memory_order_relaxed);
-    if (deadline != 0) live.until_ns = live.until_ns == 0 ? deadline : std::min(live.until_ns, deadline);
+    live.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
     if (!is_kept ||
         !keep_message(opened.pool().control(), opened.record(), message.generation, participant.index())) {
       finish(kept, kept.begin(), nullptr);

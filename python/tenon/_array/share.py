@@ -103,12 +103,11 @@ class Handle:
             if opens is not ...:
                 self._data = _core.set_handle_opens(self._data, most)
             self._limit(*limits)
-        except MemoryError:
-            # No process has it. It shares its record, so an open takes it back, and not a revoke.
-            _core.open_array(self._data)
-            raise
-        except BaseException:
-            self.revoke()  # no process has it
+        except BaseException:  # no process has it
+            try:
+                self.revoke()
+            except MemoryError:
+                _core.open_array(self._data)  # it shares its record with other handles: an open takes it back
             raise
 
     def limit(self, *, receiver: int | None = None, timeout: float | None = None) -> None:
@@ -123,7 +122,8 @@ class Handle:
             raise ProcessLookupError(str(error)) from None
 
     def revoke(self) -> None:
-        """Ends the effect of the handle: it does not keep the memory any more."""
+        """Ends the effect of the handle: it does not keep the memory any more. Raises `MemoryError` for a
+        handle that was made when 16,384 were unopened; `revoke_handles` ends it, too."""
         _core.limit_handle(self._data, 0, 0.0)
 
     def __reduce__(self) -> tuple[Any, ...]:

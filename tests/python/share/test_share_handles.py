@@ -428,9 +428,34 @@ def test_where_too_many_handles_are_unopened_one_with_limits_is_refused_and_keep
         tn.Handle(a, opens=2)
     with pytest.raises(MemoryError, match="16384 handles"):
         tn.Handle(a, timeout=60)
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    with pytest.raises(ProcessLookupError):
+        tn.Handle(a, receiver=gone.pid)
     handle = tn.Handle(a)  # shares the record of another one
     with pytest.raises(MemoryError, match="16384 handles"):
         handle.limit(timeout=60)
+    with pytest.raises(MemoryError, match="16384 handles"):
+        handle.revoke()
     assert tn.revoke_handles(a) == 16_385
     assert tn.revoke_handles(a) == 0
     tn.Handle(a, opens=2, timeout=60).revoke()
+
+
+def test_a_process_that_rests_gives_back_the_records_of_its_handles(other):
+    a = tn.zeros(4, shared=True)
+    other.ask("from tenon import _core; b = _core.open_array(data)", data=_core.send_array(a))
+    handles = [_core.send_array(a) for _ in range(16_384)]
+    with pytest.raises(MemoryError, match="16384 handles"):
+        other.ask("_core.send_array(b)")
+    other.ask("for handle in handles: _core.open_array(handle)", handles=handles)
+
+    def can_send():
+        try:
+            other.ask("_core.send_array(b)")
+        except MemoryError:
+            return False
+        return True
+
+    until(can_send)
+    other.ask("tn.revoke_handles(b)")

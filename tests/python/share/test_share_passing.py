@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -127,6 +128,18 @@ def test_the_limit_of_a_process_that_takes_over_is_not_that_of_a_living_sender(o
     until(lambda: handles_of_this_process() == before)
     assert other.ask("tn._core.is_handle_unopened(handle)")
     assert _core.open_array(handle).tolist() == [7] * 3
+
+
+def test_a_process_that_keeps_a_message_again_has_a_new_limit(other):
+    other.ask("pool = tn.TensorPool('1 MiB'); message = pool.dumps(np.ones(5000))")
+    message = other.ask("message")
+    core = _core.core_of_message(message)
+    assert _core.take_over_message(core, 0.05)
+    assert _core.take_over_message(core, 600.0)
+    time.sleep(0.1)
+    _core.linger_pools(0.0)  # it looks at what it keeps
+    other.kill()
+    assert tn.loads(message).sum() == 5000
 
 
 def put_for_three(link):
