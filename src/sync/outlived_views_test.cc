@@ -123,7 +123,7 @@ TEST_F(AfterItsLease, ACycleThatTheEndOfADetachedLeaseClosesIsADeadlock) {
   second.release_if_held();
   holder.join();
   releaser.join();
-  EXPECT_EQ(std::ranges::count(reasons, Conflict::Reason::kDeadlock), 1);
+  EXPECT_GE(std::ranges::count(reasons, Conflict::Reason::kDeadlock), 1);
 }
 
 TEST_F(AfterItsLease, AViewOfTheHostTakesNoMemoryForAPart) {
@@ -137,17 +137,18 @@ TEST_F(AfterItsLease, AViewOfTheHostTakesNoMemoryForAPart) {
   }).join();
 }
 
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
+}
+
 // The least time for each of n views.
 struct EndTimes {
   double end = std::numeric_limits<double>::max();
   double close = std::numeric_limits<double>::max();
 };
 EndTimes times_of_end(size_t n, bool is_equal, bool has_waiter) {
-  const auto now = [] {
-    timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
-  };
   std::vector<int64_t> memory(n);
   Queue queue;
   const auto begin = reinterpret_cast<uintptr_t>(memory.data());
@@ -208,6 +209,48 @@ TEST_F(AfterItsLease, TheTimeForEachViewDoesNotGrowWithTheirNumber) {
       EXPECT_LT(many.close, 20 * few.close) << is_equal << has_waiter;
     }
   }
+}
+
+// The least time for each of n leases of rows inside of a lease of all, with a view of each.
+double time_of_leases_inside(size_t n) {
+  struct Row {
+    RequestPart part;
+    BlockingRequest lease{HolderKind::kLease, {&part, 1}};
+    View view;
+  };
+  std::vector<int64_t> memory(n);
+  Queue queue;
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  queue.set_bounds({begin, begin + n * sizeof(int64_t)});
+  Home home(&queue);
+  double least = std::numeric_limits<double>::max();
+  for (int round = 0; round < 3; ++round) {
+    Conflict r;
+    Row all;
+    std::vector<Row> rows(n);
+    const auto acquire = [&](Row& row, const Extent& extent) {
+      row.part.home = row.view.home = &home;
+      row.part.access = row.view.access = Access::kWrite;
+      row.part.extent = row.view.extent = extent;
+      row.lease.owner = current_actor();
+      EXPECT_TRUE(row.lease.acquire(Deadline(-1), &r));
+    };
+    acquire(all, queue.bounds());
+    const double at_begin = now();
+    for (size_t i = 0; i < n; ++i) acquire(rows[i], {begin + i * 8, begin + i * 8 + 8});
+    for (Row& row : rows) EXPECT_EQ(try_open_view(row.view, false, &r), Appended::kGranted);
+    for (Row& row : rows) EXPECT_EQ(row.view.under, &row.part) << "the innermost lease";
+    for (Row& row : rows) release(row.lease);
+    for (Row& row : rows) EXPECT_EQ(row.view.under, &all.part);
+    least = std::min(least, (now() - at_begin) / static_cast<double>(n));
+    for (Row& row : rows) close_view(row.view);
+    release(all.lease);
+  }
+  return least;
+}
+
+TEST_F(AfterItsLease, TheTimeForALeaseInsideOfAnotherDoesNotGrowWithTheirNumber) {
+  EXPECT_LT(time_of_leases_inside(30'000), 20 * time_of_leases_inside(300));
 }
 
 // What one thread does. Each run has one lease.

@@ -43,9 +43,15 @@ void unlink_from(T*& head, T* item) noexcept {
   if (item->next != nullptr) item->next->previous = item->previous;
 }
 
-// Of two parts of one queue. Parts with the same sequence number act under one part, or before one.
+// Of two parts of one queue. Those with the same sequence number act under one part, are its ended parts, or
+// were inserted before it. If one of two that act under a part covers the other one, it is the outer one.
 bool is_before(const RequestPart& a, const RequestPart& b) noexcept {
   if (a.sequence != b.sequence) return a.sequence < b.sequence;
+  const bool are_under = !a.is_ahead && !b.is_ahead && !a.is_submitted && !b.is_submitted;
+  if (are_under && a.extent != b.extent) {
+    if (a.extent.contains(b.extent)) return true;
+    if (b.extent.contains(a.extent)) return false;
+  }
   const RequestPart* e = a.next;
   while (e != nullptr && e != &b && e->sequence == b.sequence) e = e->next;
   return e == &b;
@@ -63,8 +69,12 @@ void Queue::link_behind(RequestPart* part, RequestPart* place) noexcept {
 
 void Queue::link_counted(RequestPart* part, RequestPart* place) noexcept {
   link_behind(part, place);
-  if (index_ != nullptr) [[unlikely]]
+  ++length_;
+  if (index_ != nullptr) [[unlikely]] {
     add_to_index(part);
+  } else if (length_ > kLong) [[unlikely]] {
+    make_index(2 * length_);
+  }
 }
 
 void Queue::make_index(size_t room) noexcept {
@@ -74,7 +84,8 @@ void Queue::make_index(size_t room) noexcept {
 
 void Queue::add_to_index(RequestPart* part) noexcept {
   if (!index_->is_full()) return index_->insert(part);
-  delete std::exchange(index_, nullptr);  // the next append makes a larger one
+  delete std::exchange(index_, nullptr);
+  make_index(2 * length_);
 }
 
 void Queue::remove_from_index(RequestPart* part) noexcept {
@@ -143,12 +154,9 @@ bool Queue::append(RequestPart* part, ReadyList* ready) noexcept {
     if (index_ != nullptr) [[unlikely]] {
       append_by_index(part);
     } else {
-      size_t length = 0;
-      for (const RequestPart* e = head_; e != nullptr; e = e->next, ++length)
+      for (const RequestPart* e = head_; e != nullptr; e = e->next)
         part->blockers += waits_for(*part, *e) ? 1 : 0;
-      link_behind(part, tail_);
-      if (length >= kLong) [[unlikely]]
-        make_index(2 * length);
+      link_counted(part, tail_);
     }
     return is_granted_at_once(part);
   }
@@ -210,7 +218,9 @@ void Queue::insert_under(RequestPart* part, RequestPart* under, ReadyList* ready
   }
   link_counted(part, under);
   mark_granted(part);
-  for (RequestPart* e = ahead_ != 0 ? head_ : part->next; e != nullptr; e = e->next) {
+  RequestPart* e = first_of_last_waiting();
+  if (e == nullptr && waiting_ != 0) e = ahead_ != 0 ? head_ : part->next;
+  for (; e != nullptr; e = e->next) {
     if (!e->is_granted && conflicts(*part, *e)) ++e->blockers;
   }
 }
@@ -227,12 +237,13 @@ bool Queue::remove_among(RequestPart* part, ReadyList* ready) noexcept {
   if (part->request->is_for_view()) --view_requests_;
   if (part->is_ended) note_ended(*part, -1);
   if (is_counted_) {
+    --length_;
     if (!part->is_granted) --waiting_;
     if (waiting_ != 0) grant_behind(*part, next, ready);
     if (head_ == nullptr) {
       is_counted_ = false;
       first_waiting_ = nullptr;
-      active_readers_ = 0;
+      active_readers_ = active_writers_ = 0;
     }
   } else {
     if (part->is_granted) {
@@ -333,8 +344,9 @@ void Queue::advance(ReadyList* ready) noexcept {
 void Queue::begin_counting(ReadyList* ready) noexcept {
   is_counted_ = true;
   index_ = nullptr;
-  waiting_ = active_writers_ = 0;
+  waiting_ = length_ = 0;
   for (RequestPart* e = head_; e != nullptr; e = e->next) {
+    ++length_;
     if (e->is_granted) continue;
     ++waiting_;
     e->blockers = 0;
@@ -390,16 +402,9 @@ bool Queue::is_shown_to_ops(const View& view) noexcept {
 }
 
 // Of all views in the list, in the place of the part of their lease, which is still there. First the queue is
-// made counted, and gets an index if it will be long.
+// made counted.
 void Queue::insert_ended(View* views, RequestPart* lease, ReadyList* ready) noexcept {
   if (!is_counted_) begin_counting(ready);
-  if (index_ == nullptr) {
-    size_t length = 0;
-    for (const View* v = views; v != nullptr; v = v->next) ++length;
-    for (const RequestPart* e = head_; e != nullptr; e = e->next) ++length;
-    if (length > kLong) [[unlikely]]
-      make_index(2 * length);
-  }
   if (lease->request->is_detached.load(std::memory_order_relaxed))
     owned_views.fetch_add(1, std::memory_order_relaxed);
   RequestPart* const first_waiting = first_of_last_waiting();

@@ -112,6 +112,7 @@ class Queue : public QueueBase {
       is_counted_ = true;
       index_ = nullptr;
       waiting_ = 0;
+      length_ = 1;
     } else {
       ++(part->access == Access::kWrite ? active_writers_ : active_readers_);
     }
@@ -370,8 +371,7 @@ class Queue : public QueueBase {
     return unnoted_.end != 0 && unnoted_.overlaps(extent);
   }
 
-  static constexpr size_t kLong =
-      64;  // an append that visits so many parts makes the index, or ended parts that make it so long
+  static constexpr size_t kLong = 64;   // a counted queue with more parts has the index
   static constexpr size_t kShort = 16;  // with fewer parts it is dropped
 
   // A region has three cache lines. The first line has the lock and what rarely changes. Threads that wait
@@ -398,7 +398,10 @@ class Queue : public QueueBase {
     uint32_t active_readers_ = 0;  // while the queue is not counted
     uint32_t waiting_;             // while it is counted: parts that are not granted
   };
-  uint32_t active_writers_ = 0;  // while the queue is not counted
+  union {
+    uint32_t active_writers_ = 0;  // while the queue is not counted
+    uint32_t length_;              // while it is counted: all parts
+  };
   uint64_t next_sequence_ = 1;
   View* views_ = nullptr;  // of the host
   uint64_t version_ = 0;
