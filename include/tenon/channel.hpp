@@ -51,7 +51,6 @@ class Item {
 
   // Sends a loan. Fails with VALUE (not a loan), CLOSED (the channel was closed here), LEASE_ESCAPED (a view,
   // a lease or an op uses one of its arrays) and OP (an op failed to write one): it cannot be sent any more.
-  // Fails with TIMEOUT and INTERRUPTED: it may be called again.
   void send() { call(tenon_item_send, handle_.get()); }
   // Gives a received item back. Fails as tenon_item_put_back.
   void put_back() { call(tenon_item_put_back, handle_.get()); }

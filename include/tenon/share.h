@@ -264,8 +264,7 @@ TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeou
  * arrays fail with LEASE_CONFLICT. Fails with VALUE (the item is not a loan of this process, was sent, or is
  * being sent by another thread), CLOSED (the channel was closed here), LEASE_ESCAPED (a view of one of its
  * arrays is open, or a lease or an op uses one) and OP (an op failed to write one): the loan cannot be sent
- * any more. Fails with TIMEOUT (another process was stopped while it changed the channel) and INTERRUPTED: it
- * may be called again. Release the item in any case, after the call. */
+ * any more. Release the item in any case, after the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
 
 /* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died, or a process that
@@ -278,7 +277,7 @@ TENON_API tenon_status tenon_channel_receive(tenon_channel* channel, int64_t tim
 
 /* Gives a received item back, of which there is no array and no other reference: it is received again, in a
  * broadcast by this opening, in a queue by any. Release it after the call. Fails with VALUE (not such an
- * item), NO_MEMORY, and as tenon_item_send with TIMEOUT and INTERRUPTED. \since 0.6 */
+ * item) and NO_MEMORY. \since 0.6 */
 TENON_API tenon_status tenon_item_put_back(tenon_item* item, tenon_error* error);
 
 /* Waits until tenon_channel_receive would not wait; receives nothing. For programs that must not block where
@@ -322,7 +321,7 @@ TENON_API void tenon_item_release(tenon_item* item);
 
 /* From now on, consumers are told of the death of this process (OWNER_DIED) also if it has neither loaned nor
  * received before: it may have been about to. Does nothing after tenon_channel_close. Fails with TIMEOUT
- * (another process was stopped while it changed the channel), INTERRUPTED, SYSTEM. \since 0.6 */
+ * (another process was stopped while it took a role), INTERRUPTED, SYSTEM. \since 0.6 */
 TENON_API tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error);
 /* Closes the channel for this process, as a producer and as a consumer. Other processes are notified. Items
  * that this process has stay valid. */

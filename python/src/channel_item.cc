@@ -101,10 +101,8 @@ class HeldItem {
   }
   void send() {
     if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
-    check_not_sending();
     try {
-      const Sending sending(*this);
-      call(tenon_item_send, item_);
+      call(tenon_item_send, item_);  // waits for no process: it keeps the GIL
     } catch (const Error& error) {
       if (error.code() == TENON_ERR_LEASE_ESCAPED || error.code() == TENON_ERR_OP)
         release();  // it was dropped
@@ -113,7 +111,6 @@ class HeldItem {
     release();
   }
   void drop() {
-    check_not_sending();
     caller_ = {};
     release();
   }
@@ -129,18 +126,6 @@ class HeldItem {
   }
 
  private:
-  // A call that sends the item. It gives up the GIL, and calls signal handlers.
-  struct Sending {
-    explicit Sending(HeldItem& item) noexcept : held(item) { held.is_sending_ = true; }
-    Sending(const Sending&) = delete;
-    Sending& operator=(const Sending&) = delete;
-    ~Sending() { held.is_sending_ = false; }
-    HeldItem& held;
-  };
-  void check_not_sending() const {
-    if (is_sending_)
-      throw Error(TENON_ERR_VALUE, "another thread sends the item, or the caller of this signal handler");
-  }
   void release() noexcept {
     const owners::Collector collector;
     // Empty before they go: a callback of a weak reference to one of them may ask for a field.
@@ -154,7 +139,6 @@ class HeldItem {
   int caches_;
   uint64_t sequence_;
   bool has_ended_ = false;
-  bool is_sending_ = false;
   std::vector<std::pair<int32_t, RootedView>> views_;   // of a loan
   std::vector<std::pair<int32_t, nb::object>> arrays_;  // of a received item
 };

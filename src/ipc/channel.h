@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A channel passes slots of shared memory from producers to consumers. The state of a slot is the number of
-// its item and the set of processes that use it, in which a process that has ended does not count. So if a
-// process dies at any moment, its items are lost and its slots become free.
+// A channel passes slots of shared memory from producers to consumers (slot_table.h). If a process dies at
+// any moment, its items are lost and its slots become free. A mutex guards only the roles of the processes.
 //
 // The process that holds a slot possesses its memory (SlotGate): all of its threads may use the arrays of the
 // item, and their leases and ops are ordered among themselves, as on memory that is not shared.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,7 +23,7 @@
 #include "ipc/channel_state.h"
 #include "ipc/schema.h"
 #include "ipc/segments.h"
-#include "ipc/sent_items.h"
+#include "ipc/slot_table.h"
 
 namespace tenon::impl {
 
@@ -83,8 +83,7 @@ class Channel {
   Ref<Item> loan(const Deadline& deadline, const char* site);
   // Sends a loan. The bytes of fields of which no array was made become 0. Fails with kLeaseEscaped (a view,
   // a lease or an op uses one of its arrays) and kOp (an op failed to write it): the item is dropped. Fails
-  // with kValue (not a loan, or another thread sends it), and, if another process holds the channel's mutex
-  // for longer than gate_timeout_ns(), with kTimeout and kInterrupted: then send() may be called again.
+  // with kValue (not a loan, or another thread sends it) and kClosed.
   void send(Item& item);
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
   // kTimeout, kInterrupted, kOwnerDied (a producer or member has died, and no item is left: once for each
@@ -101,8 +100,7 @@ class Channel {
   int descriptor(Access access);
 
   // Gives a received item back, of which there is no array: it is received again, by this opening or, in a
-  // queue, by any. Fails with kValue (not such an item), kNoMemory, and as send() with kTimeout and
-  // kInterrupted.
+  // queue, by any. Fails with kValue (not such an item) and kNoMemory.
   void put_back(Item& item);
 
   // From now on, consumers are told of the death of this process also if it has not used the channel before.
@@ -127,28 +125,55 @@ class Channel {
   Channel() = default;
   ~Channel();
   void open_slots();
+  uint32_t self() const noexcept;
   uint64_t taker() const noexcept;
+  bool has_role(ChannelRole role) const noexcept;
+  void ensure_role(ChannelRole role, const Deadline& deadline, const char* doing);
   void take_role(ChannelRole role);
   uint32_t give_roles() noexcept;
-  bool note_cursors() noexcept;
+  uint32_t give_up_roles() noexcept;
+  void note_cursors() noexcept;
+  void note_received(uint64_t n) noexcept;
   void forget(uint64_t sequence) noexcept;
   bool has_ended(uint64_t closings_before) const noexcept;
+  bool is_read(uint32_t slot) const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
-  bool drop_dead_holders() noexcept;
-  bool hold(Item& item, uint32_t slot, bool is_readonly) noexcept;
+  // Calls visit(place) with each place that the words and the bits of the slots name.
+  template <class Visit>
+  void visit_users(Visit visit) const {
+    for (uint32_t i = 0; i < plan_.slots; ++i) {
+      const uint64_t word = table_.word(i);
+      if (SlotWord::has_holder(word)) visit(std::min(SlotWord::holder(word), kParticipants - 1));
+      visit_bits(table_.readers(i), visit);
+    }
+  }
+  bool give_back_of_dead(const Deadline& deadline, const char* doing);
+  bool end_dead(const Deadline& deadline, const char* doing);
+  void prepare_slot(uint32_t slot) noexcept;
+  void prepare_slot_locked(uint32_t slot) noexcept;
+  void note_held(Item& item, uint32_t slot, bool is_readonly) noexcept;
   void give_back(Item& item) noexcept;
   bool end_uses(Item& item, Ref<Failure>* failure) noexcept;
   std::atomic<bool>& use_of(uint32_t slot, size_t field) const noexcept;
   void clear_unused_fields(const Item& item) const noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
   bool try_loan(Item& item, const Deadline& deadline);
-  bool try_to_lend(Item& item);
+  bool lend_spare(Item& item);
+  bool drop_oldest(Item& item);
+  void note_loan(Item& item, uint32_t slot) noexcept;
+  uint64_t spare_up_to() const noexcept;
+  bool may_drop() const noexcept;
+  bool take_free(uint32_t slot) noexcept;
+  bool take_over(uint32_t slot, uint64_t word, bool drops) noexcept;
   bool try_receive(Item& item, const Deadline& deadline, uint64_t closings_before);
   void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
-  uint32_t slot_to_receive() noexcept;
+  SlotTable::Found item_to_receive() noexcept;
+  bool take_item(Item& item, uint32_t* refused);
+  bool join_item(Item& item, uint32_t* refused);
+  [[noreturn]] void throw_death(uint64_t deaths, uint64_t number) const;
   bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n, bool* has_died) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
   void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
@@ -169,13 +194,12 @@ class Channel {
   std::vector<Ref<Array>> slots_;
   Segment* segment_ = nullptr;
   ChannelState* state_ = nullptr;
-  ChannelSlot* slot_states_ = nullptr;
   Gate* gate_ = nullptr;                              // of the slots
   Openings* openings_ = nullptr;                      // of this channel in this process
-  Cursor* cursor_ = nullptr;                          // of a consumer; set under the mutex
+  Cursor* cursor_ = nullptr;                          // of a consumer; guarded by Openings::lock()
   std::unique_ptr<std::atomic<bool>[]> used_fields_;  // by slot and field: an array was made, for a loan
   ChannelEnds ends_;
-  SentItems sent_;
+  SlotTable table_;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};
@@ -183,7 +207,7 @@ class Channel {
   std::atomic<uint32_t> roles_{0};        // of this opening; added under the mutex
   std::atomic<uint64_t> roles_taker_{0};  // the participant that has added them, and its generation
   std::atomic<bool> is_closed_{false};
-  // The last attempt to receive that found nothing, for is_still_empty(); stored under the mutex.
+  // The last attempt to receive that found nothing, for is_still_empty(); stored under Openings::lock().
   std::atomic<uint64_t> empty_at_{0};  // the signals of the event before it, plus kIsEmpty; 0: none
   std::atomic<int64_t> empty_at_ms_{0};
   Mask peers_{};  // the other participants that had a role
@@ -227,7 +251,7 @@ class Item {
   const ForkMark process_;  // that has loaned or received it
   trace::Span span_ = trace::kNoSpan;
   uint32_t slot_ = 0;
-  std::atomic<uint64_t> sequence_{0};  // stored under the mutex
+  std::atomic<uint64_t> sequence_{0};
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
   bool is_readonly_ = false;
   std::atomic<bool> has_ended_{false};  // it was sent, dropped by send(), or put back

@@ -23,9 +23,9 @@ uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
 }
 
 uint64_t ChannelEnds::received_by_all() const noexcept {
-  uint64_t least = look(state_->last_received);
+  uint64_t least = observe(state_->last_received);
   visit_ends([&](uint32_t, const ChannelEnd& end) {
-    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, look(end.cursor));
+    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, observe(end.cursor));
   });
   return least;
 }

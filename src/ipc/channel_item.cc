@@ -14,7 +14,7 @@
 
 namespace tenon::impl {
 
-// Gives back a loan that is to be sent, and refuses all later uses of the arrays that it made: when this
+// Offers a loan that is to be sent, and refuses all later uses of the arrays that it made: when this
 // process has the slot again, they must not use its next item. False: a view, a lease or an op of this
 // process uses the slot, or (with the failure) an op has failed to write it.
 bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
@@ -28,7 +28,8 @@ bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
     if (queue.has_failures.load(std::memory_order_relaxed)) [[unlikely]]
       *failure = queue.failure_in(slot.extent());
     if (*failure) return false;
-    give_back(item);
+    item.taker_ = 0;
+    table_.offer(self(), item.slot_);
   }
   if (item.refs_.count_after_change() != 1) Storage::end_parts(slot, Item::release_array);
   return true;
@@ -93,8 +94,7 @@ void Channel::send(Item& item) {
   if (!item.has_ended_.load(std::memory_order_relaxed) && item.sequence() == 0 && item.taker_ == taker())
     clear_unused_fields(item);
   {
-    const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
-                         "send through the channel");
+    const std::scoped_lock local(openings_->lock());  // close() waits
     const bool has_ended = item.has_ended_.load(std::memory_order_relaxed);
     if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
       throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
@@ -102,7 +102,8 @@ void Channel::send(Item& item) {
     // Consumers may have been told that the channel has ended.
     if (is_closed_.load(std::memory_order_relaxed))
       throw_error(Code::kClosed, "the channel was closed here before the item was sent");
-    if (end_uses(item, &failure)) item.sequence_.store(sent_.add(item.slot_), std::memory_order_relaxed);
+    if (end_uses(item, &failure))
+      item.sequence_.store(table_.give_number(self(), item.slot_), std::memory_order_relaxed);
   }
   if (failure) throw OpFailure(failure);
   if (item.sequence() == 0) {
@@ -121,8 +122,7 @@ void Channel::send(Item& item) {
 
 void Channel::put_back(Item& item) {
   {
-    const TimedLock lock(state_->mutex, Deadline::from_first_look(gate_timeout_ns()),
-                         "put an item back into the channel");
+    const std::scoped_lock local(openings_->lock());
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
     const bool is_consumer = (roles_.load(std::memory_order_relaxed) & kConsumer) != 0;
     if (!is_queue && is_consumer) cursor_->put_back.reserve(cursor_->put_back.size() + 1);
@@ -132,19 +132,20 @@ void Channel::put_back(Item& item) {
       if (sequence != 0) item.has_ended_.store(has_ended, std::memory_order_relaxed);
       throw_error(Code::kValue, "the item was not received in this process, or something refers to it");
     }
-    give_back(item);
     if (is_queue) {
-      sent_.put_back(item.slot_, sequence);
-    } else if (is_consumer) {
-      forget(sequence);
+      item.taker_ = 0;
+      table_.put_back(item.slot_, sequence);
+    } else {
+      if (is_consumer) forget(sequence);
+      give_back(item);  // last: a producer that does not see this reader sees its cursor
     }
-    publish(state_->received, look(state_->received) - 1);
+    (void)add(state_->received, ~uint64_t{0});
   }
   item.end_span();
   ends_.wake_all();
 }
 
-// This opening has not received the item. Requires the mutex, and that it is a consumer.
+// This opening has not received the item. Requires Openings::lock(), and that it is a consumer.
 void Channel::forget(uint64_t sequence) noexcept {
   if (plan_.mode == ChannelMode::kLatest) {
     if (cursor_->sequence == sequence) --cursor_->sequence;
@@ -154,11 +155,17 @@ void Channel::forget(uint64_t sequence) noexcept {
   put_back.insert(std::ranges::lower_bound(put_back, sequence), sequence);
   note_cursors();
   // If this consumer leaves, the next one is to get the item.
-  bool has_other = openings_->has_received(taker(), sequence);
-  ends_.visit_ends([&](uint32_t, const ChannelEnd& end) {
-    has_other = has_other || ((look(end.roles) & kConsumer) != 0 && look(end.cursor) >= sequence);
-  });
-  if (!has_other && look(state_->last_received) == sequence) publish(state_->last_received, sequence - 1);
+  const auto has_other = [&] {
+    bool has_received = openings_->has_received(taker(), sequence);
+    ends_.visit_ends([&](uint32_t, const ChannelEnd& end) {
+      has_received = has_received || ((look(end.roles) & kConsumer) != 0 && observe(end.cursor) >= sequence);
+    });
+    return has_received;
+  };
+  uint64_t last = sequence;
+  if (has_other() || !exchange(state_->last_received, last, sequence - 1)) return;
+  // Another one may have received it meanwhile. It notes its cursor first.
+  if (has_other()) note_received(sequence);
 }
 
 Item::~Item() {

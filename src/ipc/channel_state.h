@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The beginning of a channel's memory, in the first block of its segment. After it come the states of the
-// slots, then the description of the fields. The second block of the segment contains the slots.
+// slots, their entries (slot_table.h), then the description of the fields. The second block of the segment
+// contains the slots.
 #pragma once
 
 #include "ipc/layout.h"
+#include "ipc/slot_table.h"
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x384E4E4148434E54;  // "TNCHANN8"
+constexpr uint64_t kChannelMark = 0x394E4E4148434E54;  // "TNCHANN9"
 
 constexpr uint32_t kKnownDead = 32;
 
@@ -34,15 +36,6 @@ struct ChannelEnd {
   }
 };
 
-struct alignas(64) ChannelSlot {
-  std::atomic<uint64_t> sequence;  // of the item in it; 0: none
-  // The participants that use the slot: one that has loaned it or has received it from a queue, or all that
-  // read its item. A bit has no effect when the process of its participant has ended. Set under the mutex.
-  Mask holders;
-  // Of the last item whose number is this slot's index plus a multiple of the number of slots: its slot.
-  std::atomic<uint32_t> slot_of_item;
-};
-
 struct ChannelState {
   std::atomic<uint64_t> mark;  // written last
   uint32_t slots;
@@ -50,26 +43,32 @@ struct ChannelState {
   uint32_t when_full;
   uint32_t reserved;
   uint64_t description_nbytes;
-  // Robust (timed_lock.h). Guards all following members and the states of the slots, unless they say
-  // otherwise.
+  // Robust (timed_lock.h). Held by a process that takes or gives up a role, notices a death, or gives back
+  // what a dead process had. Guards the ends, and the members up to with_roles. No slot is passed under it.
   alignas(64) pthread_mutex_t mutex;
-  std::atomic<uint64_t> last_sequence;
-  std::atomic<uint64_t> gone_up_to;  // no slot has an item with this number or a smaller one
-  std::atomic<uint64_t> received;
-  std::atomic<uint64_t> dropped;
-  std::atomic<uint64_t> last_received;  // of a broadcast: the last item that some consumer has received
   std::atomic<uint64_t> deaths;
   std::atomic<uint32_t> dead_pids[kKnownDead];  // of death n at n % kKnownDead
   std::atomic<uint64_t> closings;               // how often the channel has lost its last producer
   // The places whose ends may have a role: a bit is set before the role, and stays after the role has ended
   // until the next process looks for deaths.
   Mask with_roles;
-  alignas(64) SharedEvent items;  // signaled when there may be something to receive
-  // The slot of an item that was sent recently, usually of the last item. Written without the mutex, before
-  // the signal. A consumer that waits gets it with the cache line of the event.
+  SlotCounters counters;
+  std::atomic<uint64_t> received;
+  std::atomic<uint64_t> dropped;
+  std::atomic<uint64_t> last_received;  // of a broadcast: the last item that some consumer has received
+  alignas(64) SharedEvent items;        // signaled when there may be something to receive
+  // The slot of an item that was sent recently, usually of the last item. Written before the signal. A
+  // consumer that waits gets it with the cache line of the event.
   std::atomic<uint32_t> recent_slot;
   alignas(64) SharedEvent room;  // signaled when there may be a free slot
   ChannelEnd ends[kParticipants];
+
+  // What follows this struct.
+  static constexpr uint64_t nbytes_before_description(uint64_t slots) noexcept {
+    return sizeof(ChannelState) + slots * (sizeof(SlotState) + sizeof(SlotEntry));
+  }
+  SlotState* slot_states() noexcept { return reinterpret_cast<SlotState*>(this + 1); }
+  SlotEntry* entries() noexcept { return reinterpret_cast<SlotEntry*>(slot_states() + slots); }
 };
 
 }  // namespace tenon::impl

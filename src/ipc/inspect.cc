@@ -276,7 +276,7 @@ class Inspection {
     ChannelReport channel;
     channel.mode = state.mode;
     channel.when_full = state.when_full;
-    channel.sent = look(state.last_sequence);
+    channel.sent = look(state.counters.given);
     channel.received = look(state.received);
     channel.dropped = look(state.dropped);
     channel.deaths = look(state.deaths);
@@ -289,21 +289,25 @@ class Inspection {
   }
 
   void look_at_channel(const ChannelState& state, const FileBytes& bytes, ChannelReport* channel) {
-    const uint64_t at = sizeof(ChannelState) + uint64_t{state.slots} * sizeof(ChannelSlot);
+    const uint64_t at = ChannelState::nbytes_before_description(state.slots);
     if (state.slots == 0 || state.mode > TENON_CHANNEL_LATEST || state.when_full > TENON_WHEN_FULL_KEEP ||
         at > bytes.size() || state.description_nbytes > bytes.size() - at) {
       throw_error(Code::kValue, "its table of ", state.slots, " slots is damaged");
     }
-    const auto* const states = reinterpret_cast<const ChannelSlot*>(bytes.data() + sizeof(ChannelState));
+    const auto* const states = reinterpret_cast<const SlotState*>(bytes.data() + sizeof(ChannelState));
     channel->slots.resize(state.slots);
-    for (uint32_t i = 0; i < state.slots; ++i) channel->slots[i].sequence = look(states[i].sequence);
+    for (uint32_t i = 0; i < state.slots; ++i)
+      channel->slots[i].sequence = SlotWord::item(look(states[i].word));
     for (const PlaceReport& place : report_.places) {
       const ChannelEnd& end = state.ends[place.index];
       const uint32_t roles = look(end.roles);
       const bool is_same = look(end.generation) == look(control_.place(place.index).generation);
       if (!is_same || !place.is_live()) continue;
       for (uint32_t i = 0; i < state.slots; ++i) {
-        if (has_bit(states[i].holders, place.index)) channel->slots[i].holders.push_back(place.process.pid);
+        const uint64_t word = look(states[i].word);
+        const bool is_holder = SlotWord::has_holder(word) && SlotWord::holder(word) == place.index;
+        if (is_holder || has_bit(states[i].readers, place.index))
+          channel->slots[i].holders.push_back(place.process.pid);
       }
       if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
       if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 
-#include "base/fork_mark.h"
-#include "base/spin_lock.h"
-
 namespace tenon::impl {
 
 Cursor& Openings::add_cursor(uint64_t taker, uint64_t sequence) {
@@ -36,24 +33,21 @@ bool Openings::has_received(uint64_t taker, uint64_t sequence) const noexcept {
 }
 
 bool Openings::join_item(uint32_t slot) noexcept {
-  Held& held = held_[slot];
-  if (held.process != ForkMark::current()) return false;  // they are of the parent
-  uint32_t n = held.items.load(std::memory_order_relaxed);
+  if (is_new(slot)) return false;  // they are of the parent
+  std::atomic<uint32_t>& items = held_[slot].items;
+  uint32_t n = items.load(std::memory_order_relaxed);
   while (n != 0 && n != kEnding) {
     // pairs with: Openings::remove_item, "an item that has ended"
-    if (held.items.compare_exchange_weak(n, n + 1, std::memory_order_acq_rel)) return true;
+    if (items.compare_exchange_weak(n, n + 1, std::memory_order_acq_rel)) return true;
   }
   return false;
 }
 
-bool Openings::add_item(uint32_t slot, uint64_t process) noexcept {
-  Held& held = held_[slot];
-  const bool is_first = held.process != process;
-  held.process = process;
+void Openings::add_item(uint32_t slot) noexcept {
+  std::atomic<uint32_t>& items = held_[slot].items;
   // pairs with: Openings::remove_item, "an item that has ended"
-  if (!is_first) pause_until([&] { return held.items.load(std::memory_order_acquire) == 0; });
-  held.items.store(1, std::memory_order_relaxed);
-  return !is_first;
+  pause_until([&] { return items.load(std::memory_order_acquire) == 0; });
+  items.store(1, std::memory_order_relaxed);
 }
 
 }  // namespace tenon::impl

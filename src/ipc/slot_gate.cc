@@ -14,10 +14,10 @@ Gate::Right SlotGate::right_to(Access access, const Extent& extent) const noexce
     return static_cast<uint32_t>(std::min<uint64_t>(slot, slots_.count - 1));
   };
   for (uint32_t i = slot_of(extent.begin); i <= slot_of(std::max(extent.begin + 1, extent.end) - 1); ++i) {
-    const ChannelSlot& slot = slots_.states[i];
-    if (!has_bit(slot.holders, self)) return Right::kNone;
-    // In the mode for one consumer, a slot that a process holds has no number.
-    if (access == Access::kWrite && look(slot.sequence) != 0) return Right::kNone;
+    const uint64_t word = slots_.table.word(i);
+    if (SlotWord::is_held_by(word, self)) continue;
+    const bool may_read = SlotWord::item(word) != 0 && has_bit(slots_.table.readers(i), self);
+    if (access == Access::kWrite || !may_read) return Right::kNone;
   }
   return Right::kHeld;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gate of the slots of a channel. The channel decides which process uses a slot (ChannelSlot::holders),
+// The gate of the slots of a channel. The channel decides which process uses a slot (slot_table.h),
 // so no request waits here: it passes if this process holds the slots of its bytes, and if it only reads
 // where other processes may read, too. Else it is refused: the item was sent, or belongs to the process that
 // has forked this one.
@@ -8,9 +8,9 @@
 
 #include <atomic>
 
-#include "ipc/channel_state.h"
 #include "ipc/openings.h"
 #include "ipc/process_lock.h"
+#include "ipc/slot_table.h"
 
 namespace tenon::impl {
 
@@ -22,7 +22,7 @@ class SlotGate final : public ProcessLock {
     std::byte* data = nullptr;
     uint64_t nbytes = 0;  // of each
     uint32_t count = 0;
-    const ChannelSlot* states = nullptr;
+    SlotTable table;
   };
   SlotGate(Segment& segment, uint32_t block, const Slots& slots)
       : ProcessLock(segment, block), slots_(slots), openings_(slots.count) {}

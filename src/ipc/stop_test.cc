@@ -5,9 +5,11 @@
 //   - each call with a timeout ends soon after it, with success or with a timeout whose message names the
 //     process and says that it is stopped;
 //   - a release takes effect at once, and bytes that the stopped process does not use can be used;
-//   - after SIGCONT both processes continue, and no two write leases overlap.
+//   - after SIGCONT both processes continue, and no two write leases overlap;
+//   - between the other users of a channel, items pass in order as before, in the slots that the stopped
+//     process does not have.
 //
-// In a third case it stops while it cleans up after a killed process: errors name the stopped process, not
+// In another case it stops while it cleans up after a killed process: errors name the stopped process, not
 // the dead one.
 //
 // TENON_STOP_STEP=n tries every n-th store.
@@ -62,6 +64,17 @@ void use_channel(const api::Channel& channel) {
   (void)take(channel);
 }
 
+// As one that has its roles already.
+void pass_items(const api::Channel& channel) {
+  put(channel, 5);
+  {
+    const api::Item dropped = channel.loan(kPatience);
+  }
+  // Other processes may have received the item, while this one was stopped.
+  if (std::optional<api::Item> item = channel.receive(0s)) item->put_back();
+  (void)channel.receive(0s);
+}
+
 // Holds elements 0 to 8 for writing until it is killed.
 int hold(const std::vector<std::string>& words) {
   Lines lines(STDIN_FILENO, STDOUT_FILENO);
@@ -83,6 +96,12 @@ int be_stopped(const std::vector<std::string>& words) {
     if (is_array) {
       (void)stop_at_store(number);
       use_array(memory);
+    } else if (words[0] == "items") {
+      static const api::Channel channel = api::Channel::open(memory);
+      use_channel(channel);
+      lines.say("has roles");
+      (void)stop_at_store(number);
+      (void)code_of([&] { pass_items(channel); });
     } else {
       const api::Channel channel = api::Channel::open(memory);
       (void)stop_at_store(number);
@@ -264,6 +283,41 @@ TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
   EXPECT_GT(stops * step_, 20);
   EXPECT_GT(timeouts_, 0);
   std::cout << stops << " stops, " << timeouts_ << " timeouts\n";
+}
+
+TEST_F(Stops, AtAnyStoreOfAnItemBlockAtMostItsSlot) {
+  const std::string name = concat("stop_test.", getpid(), ".items");
+  const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kWait, name);
+  peer_ = std::make_unique<Peer>(std::vector<std::string>{"items", name});
+  put(channel, 1);
+  (void)take(channel);
+  int stops = 0;
+  int64_t value = 100;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    const long store = 1 + step_ * stops++;
+    SCOPED_TRACE(concat("store ", store));
+    ASSERT_NO_FATAL_FAILURE(stop_at(store));
+    std::string line;
+    ASSERT_TRUE(peer_->hear(&line));
+    ASSERT_EQ(line, "has roles");
+    expect_success("pass items", [&] {
+      for (int i = 0; i < 5; ++i) {
+        put(channel, ++value);
+        int64_t got = 0;
+        do {
+          got = value_of(*channel.receive(kSoon));
+        } while (got == 5);  // of the stopped process
+        if (got != value) throw std::runtime_error("another item");
+      }
+    });
+    is_inside = end_round();
+    expect_success("use afterwards", [&] {
+      while (try_receive(channel) == TENON_OK) {
+      }
+    });
+  }
+  EXPECT_GT(stops * step_, 15);
+  std::cout << stops << " stops\n";
 }
 
 }  // namespace

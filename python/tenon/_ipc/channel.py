@@ -301,7 +301,7 @@ class Loan(Fields, NativeItem):
             self._send(frame)
 
     def drop(self) -> None:
-        """Frees the slot without sending it. Idempotent. ValueError while another call sends it."""
+        """Frees the slot without sending it. Idempotent."""
         self._end(sys._getframe(1))
         self._release()
 

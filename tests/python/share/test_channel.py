@@ -4,7 +4,6 @@ of dead processes are lost."""
 
 import asyncio
 import copy
-import ctypes
 import gc
 import inspect
 import multiprocessing
@@ -695,30 +694,6 @@ def test_a_callback_may_end_the_item_that_is_being_sent(end):
             item.send()
         assert (watching(), found) == (None, ["send"] if end == "send" else [])
         assert (channel.stats()["sent"], channel.stats()["in_use"]) == (0, 0)
-
-
-def test_an_item_is_not_ended_while_another_thread_sends_it():
-    with tn.Channel({"x": ("i8", (1,))}) as channel:
-        mutex = ctypes.c_void_p(channel._native.memory().data_ptr + 64)  # of ChannelState
-        libc = ctypes.CDLL(None)
-        item = channel.loan()
-        item.x[...] = 3
-        assert libc.pthread_mutex_lock(mutex) == 0
-        sender = threading.Thread(target=item.send)
-        try:
-            sender.start()
-            while not item._has_ended():
-                time.sleep(0.001)
-            for end in (item.drop, item.send):
-                with pytest.raises(ValueError, match="another thread sends the item"):
-                    end()
-        finally:
-            assert libc.pthread_mutex_unlock(mutex) == 0
-            sender.join()
-        assert channel.recv(0).x.item() == 3
-        with pytest.raises(ValueError, match="was sent or released before"):
-            item.send()
-        item.drop()
 
 
 @pytest.mark.parametrize("mode", ["queue", "broadcast", "latest"])

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a channel lends slots and receives items: which slot is taken, by the words of its table.
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "array/access.h"
+#include "base/error.h"
+#include "base/prefetch.h"
+#include "base/spin_budget.h"
+#include "ipc/channel.h"
+#include "ipc/openings.h"
+#include "ipc/timed_lock.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr uint32_t kNoSlot = SlotTable::kNone;
+
+// Fails with kLeaseConflict: this is a forked child with a view of the slot from before the fork.
+void check_inherited_views(const Array& slot) {
+  Queue& queue = lock_home(slot.storage().home());
+  Conflict conflict;
+  conflict.reason = Conflict::Reason::kInherited;
+  const View* const view = queue.inherited_view();
+  if (view != nullptr) conflict.holder = Holder::of(*view);
+  queue.lock.unlock();
+  if (view != nullptr) throw_conflict(conflict, "use the slot with", &slot);
+}
+
+}  // namespace
+
+uint32_t Channel::self() const noexcept { return segment_->participant().index(); }
+
+// A process that lives reads the slot.
+bool Channel::is_read(uint32_t slot) const noexcept {
+  bool has_reader = false;
+  visit_bits(table_.readers(slot), [&](uint32_t p) { has_reader = has_reader || ends_.is_alive(p); });
+  return has_reader;
+}
+
+// A process that lives uses the slot.
+bool Channel::is_held(uint32_t slot) const noexcept {
+  const uint64_t word = table_.word(slot);
+  return (SlotWord::has_holder(word) && ends_.is_alive(SlotWord::holder(word))) || is_read(slot);
+}
+
+// event: what the caller waits for. False if it is not a slot.
+bool Channel::has_free_slot(const SharedEvent& event) const noexcept {
+  if (&event != &state_->room) return false;
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    if (table_.word(i) == SlotWord::kFree) return true;
+  }
+  return false;
+}
+
+// Gives back the slots of processes that have died. False: they had none.
+bool Channel::give_back_of_dead(const Deadline& deadline, const char* doing) {
+  bool has_dead = false;
+  visit_users([&](uint32_t p) { has_dead = has_dead || !ends_.is_alive(p); });
+  if (!has_dead) return false;
+  // No process takes the place of a dead one meanwhile, and with it a role.
+  const TimedLock lock(state_->mutex, deadline, doing);
+  bool has_found = false;
+  visit_users([&](uint32_t p) {
+    if (!ends_.is_alive(p)) has_found = table_.reclaim(p) || has_found;
+  });
+  if (has_found) ends_.wake_all();
+  return has_found;
+}
+
+// Ends the roles of processes that have died. False: there were none.
+bool Channel::end_dead(const Deadline& deadline, const char* doing) {
+  bool has_dead = false;
+  ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
+    has_dead = has_dead || (look(end.roles) != 0 && !ends_.is_alive(p));
+  });
+  if (!has_dead) return false;
+  const TimedLock lock(state_->mutex, deadline, doing);
+  return ends_.end_dead();
+}
+
+// Before this process uses a slot for the first time: the process that has forked this one may have left it
+// arrays of an item, which must not use the next one.
+void Channel::prepare_slot(uint32_t slot) noexcept {
+  if (!openings_->is_new(slot)) return;
+  const std::scoped_lock local(openings_->lock());
+  prepare_slot_locked(slot);
+}
+
+void Channel::prepare_slot_locked(uint32_t slot) noexcept {
+  if (!openings_->is_new(slot)) return;
+  Storage::end_parts(storage_of(slot), Item::release_array);
+  openings_->note_used(slot);
+}
+
+void Channel::note_held(Item& item, uint32_t slot, bool is_readonly) noexcept {
+  item.taker_ = taker();
+  item.slot_ = slot;
+  item.is_readonly_ = is_readonly;
+}
+
+// Ends the use of its slot.
+void Channel::give_back(Item& item) noexcept {
+  const uint64_t holder = std::exchange(item.taker_, 0);
+  if (holder == 0 || holder != taker()) return;  // a forked child does not hold what its parent holds
+  if (item.is_readonly_) {
+    openings_->remove_item(item.slot_, [&] { table_.clear_reader(self(), item.slot_); });
+  } else {
+    table_.release(item.slot_);
+  }
+}
+
+// The consumers of this process have received other items, or one has come or gone. Requires
+// Openings::lock().
+void Channel::note_cursors() noexcept {
+  std::atomic<uint64_t>& cursor = ends_.own().cursor;
+  const uint64_t received = openings_->received_up_to(taker());
+  if (look(cursor) != received) announce(cursor, received);
+}
+
+// The slots of items up to this number may be taken.
+uint64_t Channel::spare_up_to() const noexcept {
+  if (plan_.mode == ChannelMode::kBroadcast) return ends_.received_by_all();
+  const uint64_t given = plan_.mode == ChannelMode::kLatest ? table_.given() : 0;
+  return given == 0 ? 0 : given - 1;
+}
+
+bool Channel::try_loan(Item& item, const Deadline& deadline) {
+  constexpr char kDoing[] = "lend from the channel";
+  ensure_role(kProducer, deadline, kDoing);
+  do {
+    if (lend_spare(item)) return true;
+    if (give_back_of_dead(deadline, kDoing) && lend_spare(item)) return true;
+    if (may_drop() && drop_oldest(item)) return true;
+  } while (end_dead(deadline, kDoing));  // dead consumers do not receive the items of a broadcast
+  // Not its own fault: a view from before the fork is in the way.
+  const uint64_t spare = spare_up_to();
+  const bool drops = may_drop();
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    const uint64_t word = table_.word(i);
+    const bool is_spare = word == SlotWord::kFree || (SlotWord::kind(word) == SlotWord::kReady &&
+                                                      (drops || SlotWord::number(word) <= spare));
+    if (is_spare && !is_read(i)) check_inherited_views(*slots_[i]);
+  }
+  return false;
+}
+
+// A broadcast without consumers drops the oldest items, unless it keeps them for the first consumer.
+bool Channel::may_drop() const noexcept {
+  if (plan_.mode == ChannelMode::kLatest) return false;
+  const bool is_unheard = plan_.mode == ChannelMode::kBroadcast && plan_.when_full != WhenFull::kKeep &&
+                          ends_.count(kConsumer) == 0;
+  return plan_.when_full == WhenFull::kDropOldest || is_unheard;
+}
+
+// Code of this process may use a slot that no process has: it has a view from before the fork, or has
+// imported the memory by its address.
+bool Channel::take_free(uint32_t slot) noexcept {
+  if (storage_of(slot).is_used()) return false;
+  prepare_slot(slot);
+  if (!table_.take_free(self(), slot)) return false;
+  if (!storage_of(slot).is_used()) return true;
+  table_.release(slot);
+  return false;
+}
+
+// Takes the slot of an item that is ready: of one that is spare, or to drop it.
+bool Channel::take_over(uint32_t slot, uint64_t word, bool drops) noexcept {
+  if (is_read(slot) || storage_of(slot).is_used()) return false;
+  prepare_slot(slot);
+  if (plan_.mode == ChannelMode::kQueue) return table_.take(self(), slot, word, 0);
+  const uint64_t n = SlotWord::number(word);
+  if (!table_.claim(self(), slot, n)) return false;
+  // A reader may have come, or an item was put back, before the claim.
+  const bool is_taken = !is_read(slot) && (drops || n <= spare_up_to());
+  table_.end_claim(self(), slot, n, is_taken);
+  // A consumer that wants the item, and has found it claimed, looks again.
+  if (plan_.mode == ChannelMode::kBroadcast && (drops || !is_taken)) signal_event(state_->items);
+  return is_taken;
+}
+
+void Channel::note_loan(Item& item, uint32_t slot) noexcept {
+  prefetch_to_write(slots_[slot]->data());  // the caller fills it next
+  for (size_t field = 0; field < schema_->fields().size(); ++field)
+    use_of(slot, field).store(false, std::memory_order_relaxed);
+  note_held(item, slot, false);
+}
+
+bool Channel::lend_spare(Item& item) {
+  const uint64_t spare = spare_up_to();
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    const uint64_t word = table_.word(i);
+    const bool is_spare = SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= spare;
+    if (!(word == SlotWord::kFree ? take_free(i) : is_spare && take_over(i, word, false))) continue;
+    note_loan(item, i);
+    return true;
+  }
+  return false;
+}
+
+bool Channel::drop_oldest(Item& item) {
+  for (SlotTable::Found f = table_.next(0); f.slot != kNoSlot; f = table_.next(f.number())) {
+    if (SlotWord::kind(f.word) != SlotWord::kReady || !take_over(f.slot, f.word, true)) continue;
+    (void)add(state_->dropped, uint64_t{1});
+    note_loan(item, f.slot);
+    return true;
+  }
+  return false;
+}
+
+// The next item for this opening. Requires that it is a consumer; in other modes than a queue,
+// Openings::lock().
+SlotTable::Found Channel::item_to_receive() noexcept {
+  if (plan_.mode == ChannelMode::kQueue) return table_.next(0);
+  if (plan_.mode == ChannelMode::kLatest) {
+    const SlotTable::Found newest = table_.newest();
+    return newest.slot != kNoSlot && newest.number() > cursor_->sequence ? newest : SlotTable::Found();
+  }
+  std::vector<uint64_t>& put_back = cursor_->put_back;
+  for (; !put_back.empty(); put_back.erase(put_back.begin())) {
+    const SlotTable::Found found = table_.next(put_back.front() - 1);
+    if (found.slot != kNoSlot && found.number() == put_back.front()) return found;
+  }
+  return table_.next(cursor_->sequence);
+}
+
+// From a queue. refused: the slot of an item whose memory code of this process uses.
+bool Channel::take_item(Item& item, uint32_t* refused) {
+  while (true) {
+    const SlotTable::Found found = table_.next(0);
+    if (found.slot == kNoSlot) return false;
+    if (storage_of(found.slot).is_used()) {
+      if (table_.word(found.slot) != found.word) continue;  // it is of another item
+      *refused = found.slot;
+      return false;
+    }
+    prepare_slot(found.slot);
+    if (!table_.take(self(), found.slot, found.word, found.number())) continue;
+    note_held(item, found.slot, false);
+    item.sequence_.store(found.number(), std::memory_order_relaxed);
+    store(ends_.own().cursor, found.number());  // for reports alone
+    return true;
+  }
+}
+
+// An item that others may read, too.
+bool Channel::join_item(Item& item, uint32_t* refused) {
+  const std::scoped_lock local(openings_->lock());
+  int claims = 0;
+  while (true) {
+    const SlotTable::Found found = item_to_receive();
+    if (found.slot == kNoSlot) return false;
+    const uint64_t n = found.number();
+    if (!openings_->join_item(found.slot)) {
+      if (storage_of(found.slot).is_used()) {
+        *refused = found.slot;
+        return false;
+      }
+      prepare_slot_locked(found.slot);
+      openings_->add_item(found.slot);
+      table_.set_reader(self(), found.slot);
+      const uint64_t word = table_.word(found.slot);
+      if (word != SlotWord::ready(n)) {
+        openings_->remove_item(found.slot, [&] { table_.clear_reader(self(), found.slot); });
+        // Of a broadcast, the item comes back, or is dropped: its claimer signals that.
+        if (SlotWord::item(word) == n && ++claims == kBriefLooks) return false;
+        continue;
+      }
+    }
+    note_held(item, found.slot, true);
+    item.sequence_.store(n, std::memory_order_relaxed);
+    if (!std::erase(cursor_->put_back, n)) cursor_->sequence = n;
+    note_cursors();
+    if (plan_.mode == ChannelMode::kBroadcast) note_received(n);
+    return true;
+  }
+}
+
+// Of a broadcast. Also if the number is not larger: forget() may be about to lower it.
+void Channel::note_received(uint64_t n) noexcept {
+  uint64_t last = observe(state_->last_received);
+  while (!exchange(state_->last_received, last, std::max(last, n))) {
+  }
+}
+
+bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closings_before) {
+  constexpr char kDoing[] = "receive from the channel";
+  ensure_role(kConsumer, deadline, kDoing);
+  const uint32_t signals = look(state_->items.signals);
+  uint32_t refused = kNoSlot;
+  const auto take = [&] {
+    if (!(plan_.mode == ChannelMode::kQueue ? take_item(item, &refused) : join_item(item, &refused)))
+      return false;
+    (void)add(state_->received, uint64_t{1});
+    return true;
+  };
+  if (take()) return true;
+  (void)end_dead(deadline, kDoing);
+  if (plan_.mode == ChannelMode::kBroadcast) (void)give_back_of_dead(deadline, kDoing);  // a claimed item
+  // First the news, then another look: what a producer has sent before its end is received before the news.
+  const uint64_t deaths = look(state_->deaths);
+  uint64_t seen = seen_deaths_.load(std::memory_order_relaxed);
+  const bool is_over = has_ended(closings_before);
+  if (refused == kNoSlot && (deaths > seen || is_over) && take()) return true;
+  if (refused != kNoSlot) {
+    check_inherited_views(*slots_[refused]);
+    return false;
+  }
+  // Else another thread of this opening has just reported it.
+  if (deaths > seen && seen_deaths_.compare_exchange_strong(seen, seen + 1, std::memory_order_relaxed))
+    throw_death(deaths, seen);
+  if (deaths > seen) return false;
+  if (is_over) {
+    seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
+    throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
+  }
+  note_empty(signals);
+  return false;
+}
+
+// number: of the death, counted from 0.
+void Channel::throw_death(uint64_t deaths, uint64_t number) const {
+  const bool is_known = deaths - number <= kKnownDead;
+  const int32_t pid = is_known ? static_cast<int32_t>(look(state_->dead_pids[number % kKnownDead])) : 0;
+  const uint32_t others = ends_.count(kProducer);
+  const bool is_over = has_ended(UINT64_MAX);
+  const char* const next = others > 0 ? "; receive again to get the items of other producers"
+                           : is_over ? ", and no producer is left: the next receive reports that the channel "
+                                       "has ended, and later ones wait for a new producer"
+                                     : "; receive again to wait for a producer";
+  throw Error(Code::kOwnerDied,
+              concat("a process that could send to the channel has died (process ", pid,
+                     "): items that it had not sent are lost", next),
+              pid);
+}
+
+}  // namespace tenon::impl
