@@ -104,7 +104,8 @@ TENON_API tenon_status tenon_shared_receive(const void* data, uint64_t nbytes, t
 /* Keeps the memory of a handle that another process has sent, and that may end, beside that process: until
  * the handle has ended, or timeout_ns have passed (< 0: no limit). The memory is freed within one second
  * after that. A later call sets a new limit. is_kept receives 0 if the handle has ended already, or if a
- * third process keeps it, too; may be NULL. Fails as tenon_shared_open, but not with GONE. \since 0.6 */
+ * third process keeps it, too; may be NULL. Changes nothing if this process has sent the handle. Fails as
+ * tenon_shared_open, but not with GONE. \since 0.6 */
 TENON_API tenon_status tenon_handle_take_over(const void* data, uint64_t nbytes, int64_t timeout_ns,
                                               int32_t* is_kept, tenon_error* error);
 /* 1: a handle that this process has sent keeps the memory: as many processes as may have not opened it yet.

@@ -34,8 +34,8 @@ constexpr int64_t kHour = 3'600'000'000'000;
 // --------------------------------------------------------------------------------------------- the peer
 
 std::string act(Segment& segment, const std::string& verb, const MessageId& handle, uint32_t block) {
-  if (verb == "keep") return segment.take_over(handle, 0) ? "1" : "0";
-  if (verb == "keep-for-1-ns") return segment.take_over(handle, 1) ? "1" : "0";
+  if (verb == "keep") return segment.take_over(handle, 0) == Kept::kYes ? "1" : "0";
+  if (verb == "keep-for-1-ns") return segment.take_over(handle, 1) == Kept::kYes ? "1" : "0";
   if (verb == "reap") reap_all(segment.control());
   if (verb == "look") (void)segment.status_of(handle);
   if (verb == "open") return segment.receive(handle) == MessageStatus::kLive ? "1" : "0";
@@ -168,6 +168,10 @@ TEST_F(KeeperStops, AProcessMayTakeTheHandleOverAtAnyStoreOfItsEnd) {
         const bool is_kept = go_on(*taker, &is_taken) == "1";
         kept += is_kept ? 1 : 0;
         const bool is_opened = go_on(*peer, &is_whole) == "1";
+        if (is_limited) {  // its sender keeps it no more
+          const bool is_over = a_->segment().message(handle.record).until_ns == 1;
+          EXPECT_TRUE(is_kept ? is_over : status(handle) == MessageStatus::kReceiversGone);
+        }
         peer->kill();
         reap_all(a_->segment().control());
         if (is_kept && !is_opened) {
@@ -199,7 +203,7 @@ TEST_F(KeeperStops, AtAnyStoreTheRecordMayGetItsNextHandle) {
       stop(*peer, verb, handle, block, n + 1);
       a_->segment().limit(handle, {{}, 1});  // ends it
       const MessageId next = next_of(handle, block);
-      ASSERT_TRUE(keeper.segment().take_over(next, 0));
+      ASSERT_EQ(keeper.segment().take_over(next, 0), Kept::kYes);
       const std::string answer = go_on(*peer, &is_whole);
       if (!is_whole && verb.starts_with("keep")) {
         EXPECT_EQ(answer, "0") << "the handle has ended before it was kept";
@@ -232,7 +236,7 @@ TEST_F(KeeperStops, AKillAtAnyStoreLosesNothingOfOthersAndLeavesNoBlock) {
         const bool is_own = verb != "keep";
         const MessageId handle = is_own ? sent_by(*peer, block) : a_->segment().send(block);
         if (is_kept && is_own) {
-          ASSERT_TRUE(keeper.segment().take_over(handle, 0));
+          ASSERT_EQ(keeper.segment().take_over(handle, 0), Kept::kYes);
         }
         if (verb == "end-limited") (void)ask(*peer, "limit-to-dead", handle, block);
         stop(*peer, verb, handle, block, n);
@@ -250,6 +254,35 @@ TEST_F(KeeperStops, AKillAtAnyStoreLosesNothingOfOthersAndLeavesNoBlock) {
       }
     }
   }
+}
+
+// Another process reaps the dead keeper, and stops meanwhile. Then the keeper neither lives nor has gone.
+TEST_F(KeeperStops, ADeadKeeperIsNoReasonToRefuseAnother) {
+  int later = 0;
+  bool is_whole = false;
+  for (int n = 1; !is_whole && !HasFailure(); ++n) {
+    SCOPED_TRACE(concat("store ", n));
+    const uint32_t block = a_->take(kNbytes);
+    StandIn keeper{*a_};
+    auto first = new_peer(), reaper = new_peer();
+    const MessageId handle = a_->segment().send(block);
+    a_->leave(block);
+    ASSERT_EQ(ask(*first, "keep", handle, block), "1");
+    EXPECT_EQ(keeper.segment().take_over(handle, 0), Kept::kNo) << "the first one lives";
+    first->kill();
+    stop(*reaper, "reap", handle, block, n);
+    const Kept meanwhile = keeper.segment().take_over(handle, 0);
+    EXPECT_NE(meanwhile, Kept::kNo);
+    later += meanwhile == Kept::kLater ? 1 : 0;
+    (void)go_on(*reaper, &is_whole);
+    EXPECT_TRUE(keep_patiently([&] { return keeper.segment().take_over(handle, 0); }));
+    EXPECT_EQ(keeper.segment().revoke(block), 1U);
+    EXPECT_TRUE(comes_true([&] {
+      reap_all(a_->segment().control());
+      return a_->segment().free_if_unused(block);
+    }));
+  }
+  EXPECT_GT(later, 0);
 }
 
 // In one process: arrays are sent and opened, and the handles of one of them are revoked all the time.

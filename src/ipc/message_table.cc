@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/message_table.h"
 
-#include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kReapingNs = 100'000'000;  // a process waits so long for another one that reaps
+constexpr int64_t kEndingNs = 1'000'000'000;
 
 // The limit of a live message has passed, and ends it.
 bool is_over(const MessageRecord& record, uint64_t word, int64_t now_ns) noexcept {
@@ -155,23 +155,29 @@ MessageStatus look_at_message(const Control& control, MessageRecord& record, uin
   return status_of(record, generation);
 }
 
-bool keep_message(const Control& control, MessageRecord& record, uint32_t generation,
+Kept keep_message(const Control& control, MessageRecord& record, uint32_t generation,
                   uint32_t participant) noexcept {
-  const Deadline deadline(kReapingNs);
   while (uint64_t word = live_word(record, generation)) {
     const uint32_t keeper = MessageWord::keeper(word);
-    if (keeper == participant + 1) return true;
+    if (keeper == participant + 1) return Kept::kYes;
     if (has_keeper(control, word)) {
-      // Another process may be reaping a dead keeper.
-      const bool is_dying = is_dead(look(life_word(control.life(keeper - 1))));
+      const bool is_ending = is_dead(look(life_word(control.life(keeper - 1))));
       if (reap(control, keeper - 1) || look(record.word) != word) continue;
-      if (!is_dying || deadline.has_passed()) return false;
-      sched_yield();
-      continue;
+      return is_ending ? Kept::kLater : Kept::kNo;
     }
-    if (exchange(record.word, word, MessageWord::with_keeper(word, participant + 1))) return true;
+    if (exchange(record.word, word, MessageWord::with_keeper(word, participant + 1))) return Kept::kYes;
   }
-  return false;
+  return Kept::kNo;
+}
+
+bool keep_patiently(const std::function<Kept()>& keep) {
+  constexpr timespec kMoment{0, 2'000'000};
+  const Deadline deadline(kEndingNs);
+  while (true) {
+    const Kept answer = keep();
+    if (answer != Kept::kLater || deadline.has_passed()) return answer == Kept::kYes;
+    nanosleep(&kMoment, nullptr);
+  }
 }
 
 void drop_message(const Control& control, MessageRecord& record, uint32_t generation, uint32_t participant,

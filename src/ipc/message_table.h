@@ -25,6 +25,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "ipc/layout.h"
@@ -169,7 +170,8 @@ struct Control;
 
 // The process that is named so (Sender) has its place.
 bool lives(const Control& control, uint64_t sender) noexcept;
-// Names a keeper. Its place is not free, because reap() removes the name first.
+// Names a keeper. Its place is not free, because reap() removes the name first. A number that is of no
+// place names nobody.
 bool has_keeper(const Control& control, uint64_t word) noexcept;
 // One that lives, or is being reaped.
 bool has_living_keeper(const Control& control, uint64_t word) noexcept;
@@ -181,10 +183,15 @@ MessageStatus fate_of(const Control& control, const MessageRecord& record, uint6
                       uint64_t has_left = 0) noexcept;
 // As status_of(). Ends a message that no process keeps any more.
 MessageStatus look_at_message(const Control& control, MessageRecord& record, uint32_t generation) noexcept;
-// This participant, which must use the blocks of a live message, keeps it, too. False: the message has
-// ended, or another process keeps it beside its sender.
-bool keep_message(const Control& control, MessageRecord& record, uint32_t generation,
+// kNo: the message has ended, or a living process keeps it beside its sender. kLater: such a process is
+// ending.
+enum class Kept { kYes, kNo, kLater };
+// This participant, which must use the blocks of a live message, keeps it, too.
+Kept keep_message(const Control& control, MessageRecord& record, uint32_t generation,
                   uint32_t participant) noexcept;
+// Calls keep() until the result is not kLater, one second at most: a process that has much memory ends
+// slowly.
+bool keep_patiently(const std::function<Kept()>& keep);
 // The participant keeps it no more. If no process keeps it then, it ends.
 void drop_message(const Control& control, MessageRecord& record, uint32_t generation, uint32_t participant,
                   MessageStatus why) noexcept;

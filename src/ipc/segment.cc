@@ -24,7 +24,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kClosingNs = 100'000'000;  // a use waits so long for a process that may close the block
+constexpr int64_t kClosingNs = 10'000'000;  // a use waits so long for a process that may close the block
 
 SegmentId random_id() {
   SegmentId id;
@@ -271,7 +271,8 @@ std::span<std::byte> Segment::bytes_of(uint32_t index) const noexcept {
 bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   Used used = try_use(index, generation);
   if (used == Used::kIsClosing) {
-    // Some process looks whether the block is unused: it is not, if another process uses it.
+    // Some process looks whether the block is unused. If another process uses it, it is soon as before;
+    // else it is freed. The process may be stopped.
     const Deadline deadline(kClosingNs);
     while ((used = try_use(index, generation)) == Used::kIsClosing && !deadline.has_passed()) sched_yield();
   }
@@ -288,7 +289,6 @@ Segment::Used Segment::try_use(uint32_t index, uint32_t generation) noexcept {
     // once, at least one sees the other.
     const bool was_user = has_bit(b.users, participant_->index());  // it has the memory mapped
     set_bit(b.users, participant_->index());
-    // The second look of the creator shows it this use, so it soon decides.
     const BlockState state = observe(b.state);
     const bool is_there =
         state == BlockState::kUsed && look(b.generation) == generation &&

@@ -173,9 +173,9 @@ class Segment {
   MessageId send(uint32_t block);
   // Counts an open, by a process that uses the block. kLive: the handle may be opened; else why it has ended.
   MessageStatus receive(const MessageId& handle) noexcept;
-  // This process keeps the block of a handle, too, at most until then (0: no limit). False: the handle has
-  // ended, or another process keeps it beside its sender. Fails with std::bad_alloc.
-  bool take_over(const MessageId& handle, int64_t until_ns);
+  // This process keeps the block of a handle of another one, too, at most until then (0: no limit). Fails
+  // with std::bad_alloc.
+  Kept take_over(const MessageId& handle, int64_t until_ns);
   // kLive, or why it has ended.
   MessageStatus status_of(const MessageId& handle) const noexcept;
   // This process keeps an unopened handle.
@@ -188,7 +188,7 @@ class Segment {
   // Only so many processes may open a handle of this process, as MessageWord. False: it has ended. Fails as
   // limit().
   bool set_opens(const MessageId& handle, uint32_t opens);
-  // So many records are in use that other processes may need those of ended handles.
+  // So many records were used that other processes may need those of ended handles.
   bool has_many_messages() const noexcept {
     return control_.used_messages() > kPage / sizeof(MessageRecord) && !is_tensor_pool();
   }
@@ -265,7 +265,7 @@ class Segment {
   static constexpr size_t kMostEvents = 2;  // of one channel
   Waits waits_[kMostEvents];
 
-  // Held for as long as a search of all records, or an allocation of memory for them.
+  // Held for as long as a search of all records, an allocation of memory for them, or a call of reap().
   std::mutex messages_lock_;
   // Guarded by messages_lock_.
   struct Limited {

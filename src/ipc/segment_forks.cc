@@ -13,8 +13,6 @@ constexpr size_t kMostForks = 64;  // children without places that are watched
 void SegmentForks::before(OpenSegments& segments) noexcept {
   look(segments);
   Fork fork;
-  // First the locks that may wait long: before_fork() takes spin locks.
-  segments.visit([](Segment& segment) { segment.lock_messages(); });
   segments.visit([&](Segment& segment) {
     const Participant::Reserved place = segment.before_fork();
     try {

@@ -112,16 +112,18 @@ MessageStatus Segment::status_of(const MessageId& handle) const noexcept {
   return look_at_message(control_, message(handle.record), handle.generation);
 }
 
-bool Segment::take_over(const MessageId& handle, int64_t until_ns) {
+Kept Segment::take_over(const MessageId& handle, int64_t until_ns) {
   const uint32_t self = participant_->index();
   const std::scoped_lock locked(messages_lock_);
-  if (is_own(handle)) return status_of(handle) == MessageStatus::kLive;  // it keeps it as its sender
+  const bool is_live = status_of(handle) == MessageStatus::kLive;
+  if (!is_live || self == Participant::kNone) return Kept::kNo;
+  if (is_own(handle)) return Kept::kYes;  // it keeps it as its sender
   if (limited_.size() == limited_.capacity()) limited_.reserve(2 * limited_.size() + 4);
-  if (self == Participant::kNone || status_of(handle) != MessageStatus::kLive) return false;
-  if (!keep_message(control_, message(handle.record), handle.generation, self)) return false;
+  const Kept answer = keep_message(control_, message(handle.record), handle.generation, self);
+  if (answer != Kept::kYes) return answer;
   std::erase_if(limited_, [&](const Limited& l) { return l.is_kept && l.handle.record == handle.record; });
   if (until_ns != 0) limited_.push_back({handle, {}, until_ns, true});
-  return true;
+  return Kept::kYes;
 }
 
 bool Segment::has_sent() noexcept {
@@ -249,19 +251,20 @@ bool Segment::end_limited() noexcept {
   return (has_many_messages() && give_messages()) || !limited_.empty();
 }
 
-// Other processes may take the records of messages of this one that have ended. True: others are live.
+// Other processes may take the records of messages of this one that have ended. True: many others are live.
 // Requires messages_lock_.
 bool Segment::give_messages() noexcept {
   const uint64_t self = sender();
-  bool has_live = false;
+  constexpr uint32_t kMany = kPage / sizeof(MessageRecord);
+  uint32_t live = 0;
   for (uint32_t i = 0, used = control_.used_messages(); i < used && self != 0; ++i) {
     MessageRecord& record = message(i);
     if (look(record.sender) != self) continue;
     const bool is_live = MessageWord::is_live(look(record.word));
-    has_live |= is_live;
+    live += is_live ? 1 : 0;
     if (!is_live) publish(record.sender, uint64_t{0});
   }
-  return has_live;
+  return live > kMany;
 }
 
 bool Segment::keeps(uint32_t i, uint32_t index) const noexcept {
@@ -309,8 +312,11 @@ std::string Segments::handle_of(const Array& array) {
   handle.strides.assign(array.strides().begin(), array.strides().end());
   // No process can open a file that this one has lost.
   const MessageId sent = handle.fd >= 0 ? segment.send(use->block) : MessageId();
-  // Other processes may need its records when the handles have been opened.
-  if (segment.has_many_messages() && !is_sweep_due_.exchange(true, std::memory_order_relaxed)) nudge();
+  if (segment
+          .has_many_messages()) {  // other processes may need its records when the handles have been opened
+    const std::scoped_lock locked(lock_);
+    schedule_sweep();
+  }
   handle.record = sent.record;
   handle.message = sent.generation;
   try {
@@ -341,8 +347,8 @@ void Segments::limit(std::span<const std::byte> bytes, const HandleLimits& limit
     Segment* const segment = own_segment_of(handle);
     if (segment == nullptr) return;  // it is closed, and the handle keeps nothing
     segment->limit(handle.sent(), limits);
+    schedule_sweep();
   }
-  nudge();
 }
 
 void Segments::set_opens(std::span<std::byte> bytes, uint32_t opens) {
@@ -385,14 +391,19 @@ Ref<Array> Segments::open_or_lose(std::span<const std::byte> bytes) {
 
 bool Segments::take_over(std::span<const std::byte> bytes, int64_t until_ns) {
   const ArrayHandle handle = ArrayHandle::decode(bytes);
-  bool is_taken = false;
-  try {
-    (void)open(handle, [&](Segment& segment) { is_taken = segment.take_over(handle.sent(), until_ns); });
-  } catch (const Error& e) {
-    if (e.code() != Code::kGone) throw;
-  }
-  if (is_taken) nudge();
-  return is_taken;
+  const auto keep = [&] {
+    Kept answer = Kept::kNo;
+    try {
+      (void)open(handle, [&](Segment& segment) {
+        answer = segment.take_over(handle.sent(), until_ns);
+        if (answer == Kept::kYes) schedule_sweep();
+      });
+    } catch (const Error& e) {
+      if (e.code() != Code::kGone) throw;
+    }
+    return answer;
+  };
+  return keep_patiently(keep);
 }
 
 bool Segments::is_unopened(std::span<const std::byte> bytes) {

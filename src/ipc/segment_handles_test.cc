@@ -164,10 +164,10 @@ TEST_F(HandleRecords, TheLimitOfAProcessThatTakesAHandleOverIsNotTheSenders) {
   a_.leave(block);
   const MessageId handle = b_.segment().send(block);
   b_.leave(block);
-  EXPECT_TRUE(c_.segment().take_over(handle, now_ns() - 1));
+  EXPECT_EQ(c_.segment().take_over(handle, now_ns() - 1), Kept::kYes);
   EXPECT_TRUE(b_.segment().has_sent());
   EXPECT_FALSE(a_.segment().free_if_unused(block)) << "the sender keeps it";
-  EXPECT_TRUE(c_.segment().take_over(handle, 0));
+  EXPECT_EQ(c_.segment().take_over(handle, 0), Kept::kYes);
   constexpr std::chrono::milliseconds kLimit{10};
   b_.segment().limit(handle, {{}, now_ns() + std::chrono::nanoseconds(kLimit).count()});
   std::this_thread::sleep_for(2 * kLimit);
@@ -182,23 +182,23 @@ TEST_F(HandleRecords, OneProcessKeepsAHandleBesideItsSender) {
   const uint32_t block = a_.take(kNbytes);
   const MessageId handle = a_.segment().send(block);
   a_.leave(block);
-  EXPECT_TRUE(b_.segment().take_over(handle, 0));
-  EXPECT_TRUE(b_.segment().take_over(handle, 0)) << "again";
-  EXPECT_FALSE(c_.segment().take_over(handle, 0)) << "the first one lives";
+  EXPECT_EQ(b_.segment().take_over(handle, 0), Kept::kYes);
+  EXPECT_EQ(b_.segment().take_over(handle, 0), Kept::kYes) << "again";
+  EXPECT_EQ(c_.segment().take_over(handle, 0), Kept::kNo) << "the first one lives";
   EXPECT_TRUE(b_.segment().has_sent());
   EXPECT_FALSE(c_.segment().has_sent());
   b_.die();
-  EXPECT_TRUE(c_.segment().take_over(handle, 0)) << "the first one is dead";
+  EXPECT_TRUE(keep_patiently([&] { return c_.segment().take_over(handle, 0); })) << "the first one is dead";
   EXPECT_TRUE(c_.segment().has_sent());
   EXPECT_EQ(c_.segment().revoke(block), 1U);
-  EXPECT_FALSE(c_.segment().take_over(handle, 0)) << "it has ended";
+  EXPECT_EQ(c_.segment().take_over(handle, 0), Kept::kNo) << "it has ended";
 }
 
 // Oracle: the next message of the record has its own keeper, limits and opens.
 TEST_F(HandleRecords, WhatKeepsAHandleDoesNotKeepTheNextOneOfItsRecord) {
   const uint32_t block = a_.take(kNbytes);
   const MessageId handle = a_.segment().send(block);
-  EXPECT_TRUE(b_.segment().take_over(handle, now_ns() + 3'600'000'000'000));
+  EXPECT_EQ(b_.segment().take_over(handle, now_ns() + 3'600'000'000'000), Kept::kYes);
   EXPECT_EQ(a_.segment().revoke(block), 1U);
   MessageId next;
   do {
@@ -206,8 +206,8 @@ TEST_F(HandleRecords, WhatKeepsAHandleDoesNotKeepTheNextOneOfItsRecord) {
     if (next.record != handle.record) (void)a_.segment().receive(next);
   } while (next.record != handle.record);
   EXPECT_FALSE(b_.segment().has_sent());
-  EXPECT_FALSE(b_.segment().take_over(handle, 0));
-  EXPECT_TRUE(c_.segment().take_over(next, 0));
+  EXPECT_EQ(b_.segment().take_over(handle, 0), Kept::kNo);
+  EXPECT_EQ(c_.segment().take_over(next, 0), Kept::kYes);
   b_.die();
   reap_all(a_.segment().control());
   EXPECT_EQ(a_.segment().status_of(next), MessageStatus::kLive);
@@ -231,7 +231,7 @@ TEST_F(HandleRecords, NoEndOfOthersIsLaterThanAPromiseToKeep) {
     a_.leave(block);
     const MessageId handle = sender.segment().send(block);
     if (round % 2 == 0) {
-      ASSERT_TRUE(first.segment().take_over(handle, round % 4 == 0 ? now_ns() : 0));
+      ASSERT_EQ(first.segment().take_over(handle, round % 4 == 0 ? now_ns() : 0), Kept::kYes);
     }
     sender.leave(block);
     std::atomic<int> ready{0};
@@ -255,7 +255,7 @@ TEST_F(HandleRecords, NoEndOfOthersIsLaterThanAPromiseToKeep) {
     });
     at_once();
     for (int i = 0; i < round % 64; ++i) relax_processor();
-    is_kept = b_.segment().take_over(handle, 0);
+    is_kept = keep_patiently([&] { return b_.segment().take_over(handle, 0); });
     for (std::thread* thread : {&dies, &looks, &reaps}) thread->join();
     reap_all(a_.segment().control());
     kept += is_kept ? 1 : 0;
@@ -272,10 +272,10 @@ TEST_F(HandleRecords, ASenderIsNoKeeperOfItsHandle) {
   const uint32_t block = a_.take(kNbytes);
   const MessageId handle = a_.segment().send(block);
   a_.leave(block);
-  EXPECT_TRUE(a_.segment().take_over(handle, 0));
-  EXPECT_TRUE(b_.segment().take_over(handle, 0)) << "for its end";
+  EXPECT_EQ(a_.segment().take_over(handle, 0), Kept::kYes);
+  EXPECT_EQ(b_.segment().take_over(handle, 0), Kept::kYes) << "for its end";
   EXPECT_EQ(b_.segment().revoke(block), 1U);
-  EXPECT_FALSE(a_.segment().take_over(handle, 0));
+  EXPECT_EQ(a_.segment().take_over(handle, 0), Kept::kNo);
 }
 
 TEST_F(HandleRecords, AKeeperThatIsNoProcessKeepsNothing) {

@@ -120,18 +120,29 @@ std::chrono::milliseconds Segments::sweep_in_mutex_owner() noexcept {
   }
 }
 
+// Makes the thread that sweeps sweep soon. A forked child may not have it yet. False: it cannot be created.
+bool Segments::begin_sweep() noexcept {
+#if !defined(__SANITIZE_THREAD__)  // under which a child cannot start threads
+  try {
+    MutexOwner::instance().begin();
+  } catch (const std::exception&) {
+    return false;
+  }
+#endif
+  nudge();
+  return true;
+}
+
 // In a forked child that uses shared arrays: it has segments of its parent, which may need a cleaner.
 void Segments::begin_sweeps() noexcept {
   if (!needs_sweeps_.load(std::memory_order_relaxed)) return;
   if (!needs_sweeps_.exchange(false, std::memory_order_relaxed)) return;
-#if !defined(__SANITIZE_THREAD__)  // under which a child cannot start threads
-  try {
-    MutexOwner::instance().begin();
-    nudge();
-  } catch (const std::exception&) {
-    // The thread cannot be created: the child does not clean up.
-  }
-#endif
+  if (!begin_sweep()) needs_sweeps_.store(true, std::memory_order_relaxed);
+}
+
+void Segments::schedule_sweep() noexcept {
+  if (is_sweep_due_.exchange(true, std::memory_order_relaxed)) return;
+  if (!begin_sweep()) is_sweep_due_.store(false, std::memory_order_relaxed);
 }
 
 void Segments::end_use(void* owner) {
@@ -154,8 +165,8 @@ void Segments::note_end(BlockUse* use, bool is_of_pool) noexcept {
       !ended_uses_.compare_exchange_weak(head, use, std::memory_order_seq_cst, std::memory_order_relaxed));
   // Messages are many: a thread is woken for their blocks only if it would not look at them soon.
   // pairs with: Segments::sweep_in_mutex_owner, "a sweep that is due"
-  if (is_of_pool && is_sweep_due_.load(std::memory_order_seq_cst)) return;
   begin_sweeps();
+  if (is_of_pool && is_sweep_due_.load(std::memory_order_seq_cst)) return;
   nudge();
 }
 
@@ -673,6 +684,8 @@ void Segments::before_fork() noexcept {
     // The child computes it.
   }
   lock_.lock();
+  open_.visit(
+      [](Segment& segment) { segment.lock_messages(); });  // first: it may wait, others take spin locks
   late_lock_.lock();
   forks_.before(open_);
   LentMappings::instance().before_fork();

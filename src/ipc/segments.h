@@ -125,7 +125,9 @@ class Segments {
   Ref<Array> create_with(const std::string& name, Create create);
 
   static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
+  static bool begin_sweep() noexcept;
   void begin_sweeps() noexcept;
+  void schedule_sweep() noexcept;  // requires lock_
   void end_memory_beside() noexcept;
   // These require lock_. With a lock as an argument, they unlock it during calls of the driver.
   void open_memory(const BlockUse& use, std::unique_lock<std::mutex>& locked);
@@ -160,7 +162,7 @@ class Segments {
   SpinLock late_lock_;
   BlockUse* late_uses_ = nullptr;          // wait for work on GPUs; guarded by late_lock_
   std::atomic<bool> needs_sweeps_{false};  // this is a forked child without a thread for them
-  std::atomic<bool> is_sweep_due_{false};  // the mutex owner sweeps again in any case
+  std::atomic<bool> is_sweep_due_{false};  // the mutex owner sweeps again in any case; set under lock_
   // Guarded by lock_.
   OpenSegments open_;
   SegmentForks forks_;

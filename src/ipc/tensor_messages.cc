@@ -92,10 +92,6 @@ const char* TensorPools::lasting(const char* site) {
   return (at != sites_.end() ? *at : *sites_.emplace(site).first).c_str();
 }
 
-void TensorPools::schedule_sweep() noexcept {
-  if (!segments_.is_sweep_due_.exchange(true, std::memory_order_relaxed)) Segments::nudge();
-}
-
 size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays, const SendOptions& options,
                          std::span<std::byte> room) {
   if (options.opens >= MessageWord::kNoLimit) {
@@ -220,7 +216,7 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
     write(arrays[i]->strides().data(), arrays[i]->strides().size_bytes());
   }
   own.live.splice(own.live.end(), message);
-  schedule_sweep();
+  segments_.schedule_sweep();
   return static_cast<size_t>(at - room.data());
 }
 
@@ -445,17 +441,21 @@ void TensorPools::key_of(std::span<const std::byte> bytes, std::byte* out) {
 
 bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns) {
   const ReadMessage message = ReadMessage::read(bytes);
+  return keep_patiently([&] { return try_take_over(message, timeout_ns); });
+}
+
+Kept TensorPools::try_take_over(const ReadMessage& message, int64_t timeout_ns) {
   const std::scoped_lock locked(segments_.lock_);
   try {
     const Opened opened(segments_, message);
-    if (opened.status() != MessageStatus::kLive) return false;
-    if (find_own(message.segment) != nullptr) return true;
+    if (opened.status() != MessageStatus::kLive) return Kept::kNo;
+    if (find_own(message.segment) != nullptr) return Kept::kYes;
     for (Live& kept : kept_) {
       const bool is_it = kept.segment == &opened.pool() && kept.record == message.record &&
                          kept.generation == message.generation;
       if (!is_it) continue;
       kept.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
-      return true;
+      return Kept::kYes;
     }
     Participant& participant = opened.pool().participant();
     if (participant.index() == Participant::kNone) opened.pool().throw_no_place();
@@ -474,18 +474,20 @@ bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns
       if (is_kept) live.holds.push_back({&segment, array.block});
     }
     live.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
-    if (!is_kept ||
-        !keep_message(opened.pool().control(), opened.record(), message.generation, participant.index())) {
+    const Kept answer = is_kept ? keep_message(opened.pool().control(), opened.record(), message.generation,
+                                               participant.index())
+                                : Kept::kNo;
+    if (answer != Kept::kYes) {
       finish(kept, kept.begin(), nullptr);
-      return false;
+      return answer;
     }
     kept_.splice(kept_.end(), kept);
   } catch (const Error& e) {
-    if (e.code() == Code::kGone) return false;
+    if (e.code() == Code::kGone) return Kept::kNo;
     throw;
   }
-  schedule_sweep();
-  return true;
+  segments_.schedule_sweep();
+  return Kept::kYes;
 }
 
 }  // namespace tenon::impl

@@ -123,7 +123,7 @@ class Handle:
 
     def revoke(self) -> None:
         """Ends the effect of the handle: it does not keep the memory any more. Raises `MemoryError` for a
-        handle that was made when 16,384 were unopened; `revoke_handles` ends it, too."""
+        handle whose record others share, because 16,384 were unopened; `revoke_handles` ends it, too."""
         _core.limit_handle(self._data, 0, 0.0)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -459,3 +459,49 @@ def test_a_process_that_rests_gives_back_the_records_of_its_handles(other):
 
     until(can_send)
     other.ask("tn.revoke_handles(b)")
+
+
+def test_a_forked_child_that_rests_does_so_too():
+    a = tn.zeros(4, shared=True)
+    ours, theirs = multiprocessing.Pipe()
+
+    def send():
+        theirs.send([_core.send_array(a) for _ in range(16_384)])
+        theirs.recv()
+
+    child = multiprocessing.get_context("fork").Process(target=send)
+    child.start()
+    for handle in ours.recv():
+        _core.open_array(handle)
+
+    def can_send():
+        try:
+            _core.send_array(a)
+        except MemoryError:
+            return False
+        return True
+
+    until(can_send)
+    assert tn.revoke_handles(a) == 1
+    ours.send("end")
+    child.join(SECONDS)
+    assert child.exitcode == 0
+
+
+def test_a_forked_child_ends_its_handles_for_a_process_that_has_ended(other, shown):
+    a = tn.zeros(4, shared=True)
+    ours, theirs = multiprocessing.Pipe()
+
+    def send():
+        theirs.send(tn.Handle(a, receiver=other.pid)._data)
+        theirs.recv()
+
+    child = multiprocessing.get_context("fork").Process(target=send)
+    child.start()
+    data = ours.recv()
+    assert _core.is_handle_unopened(data)
+    other.kill()
+    until(lambda: not _core.is_handle_unopened(data))
+    ours.send("end")
+    child.join(SECONDS)
+    assert child.exitcode == 0
