@@ -337,6 +337,22 @@ def test_a_thread_for_which_the_block_waits_is_told_the_way_out(reports):
     asyncio.run(main())
 
 
+def test_a_wait_that_only_an_own_view_keeps_from_ending_says_to_drop_it():
+    a, kept = tn.zeros(4), []
+    with a.read() as v:
+        op = tn.push(tn.fill, tn.overwrite(a), 1)
+        kept.append(v[1:])
+    del v
+    told = rf"behind a view of it, taken at {HERE}.*; it is kept by: item 0 of list `kept` .*"
+    for wait in (op.wait, lambda: a.lease("w")):
+        with pytest.raises(
+            tn.DeadlockError, match=told + "; only the waiting code could end that: drop the view first$"
+        ):
+            wait()
+    kept.clear()
+    op.wait()
+
+
 def test_a_wait_behind_an_op_names_whom_the_op_waits_for(many_workers):
     a, b = tn.zeros(8), tn.zeros(8)
     holder = Holder("kept_view", a)
