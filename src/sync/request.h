@@ -60,7 +60,7 @@ struct PartState {
   bool is_overwriting = false;  // it acts under a part that writes every byte
   bool is_ahead : 1 = false;    // it was inserted before earlier parts (Queue::insert_before)
   bool is_ended : 1 = false;    // it is an EndedPart
-  bool is_nested : 1 = false;   // an ended part of its owner allows it
+  bool is_nested : 1 = false;   // an ended part of its owner allows it; not: a lease inside of a lease
   bool holds_memory = false;    // of an op, on memory that is not small
   bool is_submitted = false;    // its work is on a stream and ends with the event of the request
   // Its neighbours in the queue. Before it is linked, one may be set: it will be inserted beside that one.

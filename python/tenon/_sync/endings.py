@@ -149,7 +149,7 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
     trace = error.__traceback__ if error is not None else None
     is_free = _end_views(views, roots, frame, trace, False)
     if not is_free:
-        is_near = bool(views) and _has_export_among_variables(views, roots[0], frame)
+        is_near = bool(views) and _has_address_among_variables(views, roots[0], frame)
         is_thorough = bool(views) and not is_near
         with no_other_search():
             is_free = _end_views(views, roots, frame, trace, is_thorough)
@@ -244,7 +244,7 @@ def _forget_outlived(key: int, _: Any, is_python_ending: Callable[[], bool] = sy
 # --- views that are unsettled
 
 
-def _has_export_among_variables(views: list[Any], root: Any, frame: FrameType | None) -> bool:
+def _has_address_among_variables(views: list[Any], root: Any, frame: FrameType | None) -> bool:
     """Whether a variable of the frame of the block is a memoryview or a tensor over the memory. Then the
     search for what refers to the view can wait."""
     from .objects import variables_of
