@@ -112,8 +112,8 @@ void Channel::open_slots() {
   state_ = reinterpret_cast<ChannelState*>(memory_->data());
   segment_ = &Segments::instance().writable_segment_of(*memory_);
   ends_ = ChannelEnds(*segment_, *state_);
-  table_ =
-      SlotTable(state_->counters, {state_->slot_states(), plan_.slots}, {state_->entries(), plan_.slots});
+  table_ = SlotTable(state_->counters, {state_->slot_states(), plan_.slots},
+                     {state_->entries(plan_.slots), plan_.slots});
   const uint64_t nbytes = slot_nbytes_of(*schema_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
@@ -198,6 +198,19 @@ void Channel::take_role(ChannelRole role) {
     note_cursors();
   }
   ends_.add_role(role);
+  if (role == kConsumer && plan_.mode == ChannelMode::kBroadcast) {
+    // Other consumers may have received items before this one had its role, and their slots may be taken.
+    // From now on none is: so it begins after the last one that is gone.
+    const std::scoped_lock local(openings_->lock());
+    const auto is_there = [&](uint64_t n) {
+      const SlotTable::Found found = table_.next(n - 1);
+      return found.slot != SlotTable::kNone && found.word == SlotWord::ready(n);
+    };
+    uint64_t gone = observe(state_->last_received);
+    while (gone > cursor_->sequence && is_there(gone)) --gone;
+    cursor_->sequence = std::max(cursor_->sequence, gone);
+    note_cursors();
+  }
   // First adds the role, then reads is_closed_; close() does the opposite.
   // pairs with: Channel::close, "a role of an opening"
   roles_.fetch_or(role, std::memory_order_seq_cst);
@@ -412,7 +425,7 @@ void Channel::prefetch_item() const noexcept {
 }
 
 Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
-  prefetch_to_write(&state_->slot_states()[0]);  // the first that try_to_lend() tries
+  prefetch_to_write(&state_->slot_states()[0]);  // the first that lend_spare() tries
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   const auto attempt = [&] { return try_loan(*item, deadline); };
   if (plan_.when_full == WhenFull::kRaise) {
@@ -446,11 +459,6 @@ void Channel::join(const Deadline& deadline) {
 
 bool Channel::wait_for_item(const Deadline& deadline) {
   const uint64_t closings = look(state_->closings);
-  const auto has_item = [&] {
-    if (plan_.mode == ChannelMode::kQueue) return item_to_receive().slot != SlotTable::kNone;
-    const std::scoped_lock local(openings_->lock());
-    return item_to_receive().slot != SlotTable::kNone;
-  };
   const auto has_news = [&] {
     constexpr char kDoing[] = "receive from the channel";
     ensure_role(kConsumer, deadline, kDoing);
@@ -471,7 +479,8 @@ void Channel::close() noexcept {
     watch->signal();
   }
   if (self() == Participant::kNone) return;
-  // If a process is stopped while it holds the mutex, the next process with the mutex ends the roles.
+  // If a process is stopped while it holds the mutex, another one that finds nothing ends the roles
+  // (end_dead).
   constexpr int kTries = 20;
   const uint32_t changed = give_roles();
   for (int i = 0; changed != 0 && i < kTries; ++i) {
@@ -485,7 +494,7 @@ void Channel::close() noexcept {
 }
 
 uint32_t Channel::give_roles() noexcept {
-  const std::scoped_lock local(openings_->lock());  // no thread is sending or receiving an item now
+  const std::scoped_lock local(openings_->lock());  // no thread is sending, or uses the cursor, now
   return give_up_roles();
 }
 

@@ -170,7 +170,8 @@ class Channel {
   void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
-  SlotTable::Found item_to_receive() noexcept;
+  SlotTable::Found item_to_receive(uint64_t skipped = 0) noexcept;
+  bool has_item() noexcept;
   bool take_item(Item& item, uint32_t* refused);
   bool join_item(Item& item, uint32_t* refused);
   [[noreturn]] void throw_death(uint64_t deaths, uint64_t number) const;

@@ -25,7 +25,7 @@ uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
 uint64_t ChannelEnds::received_by_all() const noexcept {
   uint64_t least = observe(state_->last_received);
   visit_ends([&](uint32_t, const ChannelEnd& end) {
-    if ((look(end.roles) & kConsumer) != 0) least = std::min(least, observe(end.cursor));
+    if ((observe(end.roles) & kConsumer) != 0) least = std::min(least, observe(end.cursor));
   });
   return least;
 }
@@ -83,6 +83,12 @@ void ChannelEnds::end_roles(ChannelEnd& end, uint32_t ended) noexcept {
   publish(end.roles, roles & ~ended);
 }
 
+bool ChannelEnds::has_closed(ChannelEnd& end) noexcept {
+  const uint32_t roles = look(end.roles);
+  return std::ranges::any_of(
+      kRoles, [&](ChannelRole role) { return (roles & role) != 0 && look(end.openings(role)) == 0; });
+}
+
 void ChannelEnds::end_closed(ChannelEnd& end) noexcept {
   const uint32_t roles = look(end.roles);
   for (const ChannelRole role : kRoles) {
@@ -99,7 +105,7 @@ void ChannelEnds::add_role(ChannelRole role) noexcept {
     return;
   }
   store(end.has_used, 1u);
-  publish(end.roles, (look(end.roles) & ~kMember) | role);
+  announce(end.roles, (look(end.roles) & ~kMember) | role);
 }
 
 void ChannelEnds::wake_all() noexcept {

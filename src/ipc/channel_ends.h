@@ -34,6 +34,8 @@ class ChannelEnds {
   // Ends the roles of processes that have died, and counts the deaths of producers and
   // members. True: there were some.
   bool end_dead() noexcept;
+  // The process has closed all openings of a role that it still has.
+  static bool has_closed(ChannelEnd& end) noexcept;
   // Ends the roles for which the process has closed all openings.
   void end_closed(ChannelEnd& end) noexcept;
   // Gives the role to the end of this process.

@@ -49,8 +49,11 @@ bool Channel::is_held(uint32_t slot) const noexcept {
 // event: what the caller waits for. False if it is not a slot.
 bool Channel::has_free_slot(const SharedEvent& event) const noexcept {
   if (&event != &state_->room) return false;
+  const uint64_t spare = spare_up_to();
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    if (table_.word(i) == SlotWord::kFree) return true;
+    const uint64_t word = table_.word(i);
+    const bool is_spare = SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= spare;
+    if (word == SlotWord::kFree || (is_spare && !is_read(i))) return true;
   }
   return false;
 }
@@ -70,15 +73,17 @@ bool Channel::give_back_of_dead(const Deadline& deadline, const char* doing) {
   return has_found;
 }
 
-// Ends the roles of processes that have died. False: there were none.
+// Ends the roles of processes that have died, or have closed the channel while another one had the mutex.
+// False: there were none.
 bool Channel::end_dead(const Deadline& deadline, const char* doing) {
-  bool has_dead = false;
-  ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
+  bool has_dead = false, has_closed = false;
+  ends_.visit_ends([&](uint32_t p, ChannelEnd& end) {
     has_dead = has_dead || (look(end.roles) != 0 && !ends_.is_alive(p));
+    has_closed = has_closed || ChannelEnds::has_closed(end);
   });
-  if (!has_dead) return false;
+  if (!has_dead && !has_closed) return false;
   const TimedLock lock(state_->mutex, deadline, doing);
-  return ends_.end_dead();
+  return ends_.end_dead() || has_closed;
 }
 
 // Before this process uses a slot for the first time: the process that has forked this one may have left it
@@ -130,11 +135,14 @@ uint64_t Channel::spare_up_to() const noexcept {
 bool Channel::try_loan(Item& item, const Deadline& deadline) {
   constexpr char kDoing[] = "lend from the channel";
   ensure_role(kProducer, deadline, kDoing);
+  const uint32_t signals = look(state_->room.signals);
   do {
     if (lend_spare(item)) return true;
     if (give_back_of_dead(deadline, kDoing) && lend_spare(item)) return true;
     if (may_drop() && drop_oldest(item)) return true;
   } while (end_dead(deadline, kDoing));  // dead consumers do not receive the items of a broadcast
+  // A slot that was looked at first may have become free before a later one was taken.
+  if (look(state_->room.signals) != signals && lend_spare(item)) return true;
   // Not its own fault: a view from before the fork is in the way.
   const uint64_t spare = spare_up_to();
   const bool drops = may_drop();
@@ -173,8 +181,8 @@ bool Channel::take_over(uint32_t slot, uint64_t word, bool drops) noexcept {
   if (plan_.mode == ChannelMode::kQueue) return table_.take(self(), slot, word, 0);
   const uint64_t n = SlotWord::number(word);
   if (!table_.claim(self(), slot, n)) return false;
-  // A reader may have come, or an item was put back, before the claim.
-  const bool is_taken = !is_read(slot) && (drops || n <= spare_up_to());
+  // A reader or a first consumer may have come, or an item was put back, before the claim.
+  const bool is_taken = !is_read(slot) && ((drops && may_drop()) || n <= spare_up_to());
   table_.end_claim(self(), slot, n, is_taken);
   // A consumer that wants the item, and has found it claimed, looks again.
   if (plan_.mode == ChannelMode::kBroadcast && (drops || !is_taken)) signal_event(state_->items);
@@ -210,9 +218,9 @@ bool Channel::drop_oldest(Item& item) {
   return false;
 }
 
-// The next item for this opening. Requires that it is a consumer; in other modes than a queue,
-// Openings::lock().
-SlotTable::Found Channel::item_to_receive() noexcept {
+// The next item for this opening; of a broadcast, after the number skipped, which is to be dropped. Requires
+// that it is a consumer; in other modes than a queue, Openings::lock().
+SlotTable::Found Channel::item_to_receive(uint64_t skipped) noexcept {
   if (plan_.mode == ChannelMode::kQueue) return table_.next(0);
   if (plan_.mode == ChannelMode::kLatest) {
     const SlotTable::Found newest = table_.newest();
@@ -221,9 +229,21 @@ SlotTable::Found Channel::item_to_receive() noexcept {
   std::vector<uint64_t>& put_back = cursor_->put_back;
   for (; !put_back.empty(); put_back.erase(put_back.begin())) {
     const SlotTable::Found found = table_.next(put_back.front() - 1);
-    if (found.slot != kNoSlot && found.number() == put_back.front()) return found;
+    const bool is_there = found.slot != kNoSlot && found.number() == put_back.front();
+    if (is_there && found.number() > skipped) return found;
   }
-  return table_.next(cursor_->sequence);
+  return table_.next(std::max(cursor_->sequence, skipped));
+}
+
+// There is an item to receive, which no producer is about to drop.
+bool Channel::has_item() noexcept {
+  if (plan_.mode == ChannelMode::kQueue) return item_to_receive().slot != kNoSlot;
+  const std::scoped_lock local(openings_->lock());
+  if (!has_role(kConsumer)) return false;
+  SlotTable::Found found = item_to_receive();
+  if (found.slot != kNoSlot && SlotWord::kind(found.word) == SlotWord::kClaimed && may_drop())
+    found = item_to_receive(found.number());
+  return found.slot != kNoSlot && SlotWord::kind(found.word) == SlotWord::kReady;
 }
 
 // From a queue. refused: the slot of an item whose memory code of this process uses.
@@ -248,9 +268,11 @@ bool Channel::take_item(Item& item, uint32_t* refused) {
 // An item that others may read, too.
 bool Channel::join_item(Item& item, uint32_t* refused) {
   const std::scoped_lock local(openings_->lock());
+  if (!has_role(kConsumer)) return false;  // another thread has closed the opening, and its cursor is free
   int claims = 0;
+  uint64_t skipped = 0;
   while (true) {
-    const SlotTable::Found found = item_to_receive();
+    const SlotTable::Found found = item_to_receive(skipped);
     if (found.slot == kNoSlot) return false;
     const uint64_t n = found.number();
     if (!openings_->join_item(found.slot)) {
@@ -264,8 +286,12 @@ bool Channel::join_item(Item& item, uint32_t* refused) {
       const uint64_t word = table_.word(found.slot);
       if (word != SlotWord::ready(n)) {
         openings_->remove_item(found.slot, [&] { table_.clear_reader(self(), found.slot); });
-        // Of a broadcast, the item comes back, or is dropped: its claimer signals that.
-        if (SlotWord::item(word) == n && ++claims == kBriefLooks) return false;
+        signal_event(state_->room);  // a producer may have seen the reader
+        // Of a broadcast, the item comes back, or is dropped: its claimer signals that. It may be stopped.
+        if (SlotWord::item(word) != n || ++claims < kBriefLooks) continue;
+        if (!may_drop()) return false;
+        skipped = n;
+        claims = 0;
         continue;
       }
     }
@@ -298,12 +324,13 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closing
   };
   if (take()) return true;
   (void)end_dead(deadline, kDoing);
-  if (plan_.mode == ChannelMode::kBroadcast) (void)give_back_of_dead(deadline, kDoing);  // a claimed item
   // First the news, then another look: what a producer has sent before its end is received before the news.
   const uint64_t deaths = look(state_->deaths);
   uint64_t seen = seen_deaths_.load(std::memory_order_relaxed);
   const bool is_over = has_ended(closings_before);
-  if (refused == kNoSlot && (deaths > seen || is_over) && take()) return true;
+  // Of a broadcast: an item that a dead producer had claimed.
+  const bool is_back = plan_.mode == ChannelMode::kBroadcast && give_back_of_dead(deadline, kDoing);
+  if (refused == kNoSlot && (deaths > seen || is_over || is_back) && take()) return true;
   if (refused != kNoSlot) {
     check_inherited_views(*slots_[refused]);
     return false;

@@ -19,7 +19,8 @@ enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2, kMember = 4 };
 constexpr ChannelRole kRoles[] = {kProducer, kConsumer, kMember};
 
 // The roles of a participant in the channel. Written under the mutex by its process, or by one that notices
-// its death. If a process has closed all openings of a role, the next process with the mutex ends the role.
+// its death. If a process has closed all openings of a role and could not lock the mutex, the next process
+// that finds nothing to do ends the role.
 struct ChannelEnd {
   std::atomic<uint32_t> generation;  // of the participant's place, as long as it has a role
   std::atomic<uint32_t> roles;
@@ -68,7 +69,8 @@ struct ChannelState {
     return sizeof(ChannelState) + slots * (sizeof(SlotState) + sizeof(SlotEntry));
   }
   SlotState* slot_states() noexcept { return reinterpret_cast<SlotState*>(this + 1); }
-  SlotEntry* entries() noexcept { return reinterpret_cast<SlotEntry*>(slot_states() + slots); }
+  // n: the number of slots, from a checked copy.
+  SlotEntry* entries(uint64_t n) noexcept { return reinterpret_cast<SlotEntry*>(slot_states() + n); }
 };
 
 }  // namespace tenon::impl

@@ -53,8 +53,8 @@ inline int64_t value_of(const api::Item& item) {
   }
   return x(0);
 }
-inline void put(const api::Channel& channel, int64_t value) {
-  api::Item item = channel.loan(kPatience);
+inline void put(const api::Channel& channel, int64_t value, std::chrono::nanoseconds patience = kPatience) {
+  api::Item item = channel.loan(patience);
   fill(item, value);
   item.send();
 }

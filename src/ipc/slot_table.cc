@@ -53,8 +53,11 @@ uint64_t SlotTable::give_number(uint32_t p, uint32_t slot) const noexcept {
   while (true) {
     const uint64_t n = given() + 1;
     uint64_t before = observe(entry(n));
-    if (number_of(before) == n) help(n);
-    if (number_of(before) >= n) continue;
+    if (number_of(before) >= n) {
+      raise(counters_->given, number_of(before) - 1);  // only if the memory is damaged, it was less
+      help(number_of(before));
+      continue;
+    }
     const uint64_t offered = SlotWord::make(SlotWord::kOffered, p, n);
     if (word(slot) != offered) announce(slots_[slot].word, offered);
     if (!exchange(entry(n), before, entry_of(n, slot))) continue;
@@ -67,8 +70,8 @@ uint64_t SlotTable::give_number(uint32_t p, uint32_t slot) const noexcept {
 void SlotTable::help(uint64_t n) const noexcept {
   const uint64_t named = observe(entry(n));
   const uint32_t slot = slot_in(named);
-  if (number_of(named) != n || slot >= slots_.size()) return;
-  uint64_t word = this->word(slot);
+  if (number_of(named) != n) return;
+  uint64_t word = slot < slots_.size() ? this->word(slot) : uint64_t{SlotWord::kFree};
   if (SlotWord::kind(word) == SlotWord::kOffered && SlotWord::number(word) == n)
     (void)exchange(slots_[slot].word, word, SlotWord::ready(n));
   uint64_t last = n - 1;
@@ -87,9 +90,10 @@ void SlotTable::release(uint32_t slot) const noexcept {
 }
 
 // kNone: the item is not in its slot any more, or as many items as there are entries came after it.
-SlotTable::Found SlotTable::item(uint64_t n) const noexcept {
+SlotTable::Found SlotTable::item(uint64_t n, bool* is_known) const noexcept {
   const uint64_t named = observe(entry(n));
   const uint32_t slot = slot_in(named);
+  *is_known = number_of(named) <= n;
   if (number_of(named) != n || slot >= slots_.size()) return {};
   const uint64_t word = this->word(slot);
   return SlotWord::item(word) == n ? Found{slot, word} : Found{};
@@ -105,20 +109,21 @@ SlotTable::Found SlotTable::oldest_of_all(uint64_t after, uint64_t last) const n
   return found;
 }
 
-// Each item up to the last number was ready once, so one that is not there is gone. All slots are compared
-// only if there are strays, or if more items than there are entries came after the number.
+// Each item up to the last number was ready once, so one that is not in the slot of its entry is gone. All
+// slots are compared only if there are strays, or if an entry has a later number: then the item may be there.
 SlotTable::Found SlotTable::next(uint64_t after) const noexcept {
   while (true) {
     const bool has_strays = after == 0 && observe(counters_->strays) != 0;
     const uint64_t passed = observe(counters_->passed), begin = std::max(after, passed), last = given();
     Found found;
-    if (has_strays || last - begin > entries_.size()) {
-      found = oldest_of_all(has_strays ? 0 : begin, last);
-    } else {
-      uint64_t number = begin;
-      while (found.slot == kNone && number < last) found = item(++number);
+    bool is_known = !has_strays && last - begin <= entries_.size();
+    uint64_t number = begin;
+    while (is_known && found.slot == kNone && number < last) found = item(++number, &is_known);
+    if (is_known) {
       const uint64_t gone = found.slot == kNone ? last : number - 1;
       if (begin == passed && gone > passed) raise(counters_->passed, gone);
+    } else {
+      found = oldest_of_all(has_strays ? 0 : begin, last);
     }
     if (found.slot != kNone) return found;
     help(last + 1);
@@ -130,7 +135,8 @@ SlotTable::Found SlotTable::newest() const noexcept {
   help(given() + 1);
   while (true) {
     const uint64_t last = given();
-    const Found found = item(last);
+    bool is_known = false;
+    const Found found = item(last, &is_known);
     if (found.slot != kNone || given() == last) return found;
   }
 }

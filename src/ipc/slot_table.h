@@ -123,7 +123,8 @@ class SlotTable {
  private:
   SlotEntry& entry(uint64_t n) const noexcept { return entries_[n % entries_.size()]; }
   void help(uint64_t n) const noexcept;
-  Found item(uint64_t n) const noexcept;
+  // is_known: set to false if the entry is of a later number already.
+  Found item(uint64_t n, bool* is_known) const noexcept;
   Found oldest_of_all(uint64_t after, uint64_t last) const noexcept;
 
   SlotCounters* counters_ = nullptr;

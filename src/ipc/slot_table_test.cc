@@ -55,6 +55,25 @@ TEST(SlotTable, ItemsComeInTheOrderOfTheirNumbers) {
   EXPECT_EQ(memory.receive(kB), 0U);
 }
 
+// A process gives number 3 to slot 1 while another one looks for the next item: the entry of item 1 says 3
+// already, the last number is still 2, and slot 0 keeps item 1.
+TEST(SlotTable, AnItemWhoseEntryIsOfALaterOneIsFound) {
+  Memory<2> memory;
+  EXPECT_EQ(memory.send(kA, 0), 1U);
+  EXPECT_EQ(memory.send(kA, 1), 2U);
+  memory.slots[1].word = SlotWord::make(SlotWord::kOffered, kA, 3);
+  memory.entries[1] = uint64_t{3} << 12 | 1;
+  EXPECT_EQ(memory.receive(kB), 1U);
+  EXPECT_EQ(memory.receive(kB), 3U);
+}
+
+// Only damaged memory has such an entry.
+TEST(SlotTable, AnEntryThatNamesNoSlotStopsNobody) {
+  Memory<2> memory;
+  memory.entries[1] = uint64_t{5} << 12 | 4000;
+  EXPECT_GT(memory.send(kA, 0), 5U);
+}
+
 TEST(SlotTable, AnItemThatIsPutBackComesBeforeLaterOnes) {
   Memory<3> memory;
   (void)memory.send(kA, 0);

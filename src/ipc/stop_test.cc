@@ -64,6 +64,8 @@ void use_channel(const api::Channel& channel) {
   (void)take(channel);
 }
 
+constexpr int64_t kLastValue = 1'000'000;
+
 // As one that has its roles already.
 void pass_items(const api::Channel& channel) {
   put(channel, 5);
@@ -96,6 +98,29 @@ int be_stopped(const std::vector<std::string>& words) {
     if (is_array) {
       (void)stop_at_store(number);
       use_array(memory);
+    } else if (words[0] == "late") {
+      const api::Channel channel = api::Channel::open(memory);
+      (void)stop_at_store(number);
+      std::optional<api::Item> item;
+      (void)code_of([&] { item = channel.receive(0s); });
+      const bool is_whole = stop_at_store(0);
+      if (is_whole) kill(getpid(), SIGSTOP);
+      int64_t before = 0;
+      bool has_gap = false;
+      while (before != kLastValue) {
+        if (!item) item = channel.receive(kSoon);
+        const int64_t value = value_of(*item);
+        item.reset();
+        has_gap = has_gap || (before != 0 && value != kLastValue && value != before + 1);
+        before = value;
+      }
+      lines.say(has_gap ? "a gap" : "no gap");
+      lines.say(is_whole ? "whole" : "stopped");
+      continue;
+    } else if (words[0] == "consumer") {
+      static const api::Channel channel = api::Channel::open(memory);
+      (void)stop_at_store(number);
+      (void)code_of([&] { (void)channel.receive(0s); });
     } else if (words[0] == "items") {
       static const api::Channel channel = api::Channel::open(memory);
       use_channel(channel);
@@ -285,9 +310,16 @@ TEST_F(Stops, AtAnyStoreOfAChannelDoNotHangTheOthers) {
   std::cout << stops << " stops, " << timeouts_ << " timeouts\n";
 }
 
-TEST_F(Stops, AtAnyStoreOfAnItemBlockAtMostItsSlot) {
+struct Passing {
+  ChannelMode mode;
+  WhenFull when_full;
+};
+class StopsOfItems : public Stops, public testing::WithParamInterface<Passing> {};
+
+TEST_P(StopsOfItems, BlockAtMostTheirSlot) {
   const std::string name = concat("stop_test.", getpid(), ".items");
-  const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kWait, name);
+  const api::Channel channel = make(3, GetParam().mode, GetParam().when_full, name);
+  const bool is_lossy = GetParam().when_full == WhenFull::kDropOldest;
   peer_ = std::make_unique<Peer>(std::vector<std::string>{"items", name});
   put(channel, 1);
   (void)take(channel);
@@ -296,6 +328,9 @@ TEST_F(Stops, AtAnyStoreOfAnItemBlockAtMostItsSlot) {
   for (bool is_inside = true; is_inside && !HasFailure();) {
     const long store = 1 + step_ * stops++;
     SCOPED_TRACE(concat("store ", store));
+    if (is_lossy) {  // the peer drops some of these
+      for (int i = 0; i < 3; ++i) put(channel, ++value);
+    }
     ASSERT_NO_FATAL_FAILURE(stop_at(store));
     std::string line;
     ASSERT_TRUE(peer_->hear(&line));
@@ -306,7 +341,7 @@ TEST_F(Stops, AtAnyStoreOfAnItemBlockAtMostItsSlot) {
         int64_t got = 0;
         do {
           got = value_of(*channel.receive(kSoon));
-        } while (got == 5);  // of the stopped process
+        } while (got == 5 || (is_lossy && got < value));  // of the stopped process, or earlier
         if (got != value) throw std::runtime_error("another item");
       }
     });
@@ -318,6 +353,71 @@ TEST_F(Stops, AtAnyStoreOfAnItemBlockAtMostItsSlot) {
   }
   EXPECT_GT(stops * step_, 15);
   std::cout << stops << " stops\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, StopsOfItems,
+                         testing::Values(Passing{ChannelMode::kQueue, WhenFull::kWait},
+                                         Passing{ChannelMode::kBroadcast, WhenFull::kDropOldest},
+                                         Passing{ChannelMode::kLatest, WhenFull::kWait}));
+
+// Others send and receive items while a process becomes a consumer of a broadcast, which waits for all
+// consumers.
+TEST_F(Stops, OfANewConsumerMakeNoGapInItsItems) {
+  int stops = 0;
+  int64_t value = 0;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    const std::string name = concat("stop_test.", getpid(), ".late.", stops);
+    const api::Channel channel = make(3, ChannelMode::kBroadcast, WhenFull::kWait, name);
+    put(channel, ++value);
+    (void)take(channel);
+    peer_ = std::make_unique<Peer>(std::vector<std::string>{"late", name});
+    const long store = 1 + step_ * stops++;
+    SCOPED_TRACE(concat("store ", store));
+    ASSERT_NO_FATAL_FAILURE(stop_at(store));
+    std::string message;
+    // First two at once: the later ones get the slot of the first of them, and the second one stays.
+    int n = 2;
+    const auto pass = [&] {
+      for (int i = 0; i < n; ++i, ++value) put(channel, value + 1, kShort);
+      for (int i = 0; i < n; ++i) (void)take(channel);
+      n = 1;
+    };
+    for (int i = 0; i < 4 && status_of(pass, &message) == TENON_OK; ++i) {
+    }
+    go_on();
+    EXPECT_TRUE(comes_true([&] { return channel.statistics().consumers == 2; }));
+    expect_success("send the last", [&] {
+      put(channel, kLastValue);
+      (void)take(channel);
+    });
+    std::string line;
+    ASSERT_TRUE(peer_->hear(&line));
+    EXPECT_EQ(line, "no gap");
+    is_inside = end_round();
+  }
+  EXPECT_GT(stops * step_, 10);
+}
+
+// The last producer closes while another process is stopped with the mutex, and cannot lock it.
+TEST_F(Stops, OfARoleHideNoEndOfAnother) {
+  int stops = 0;
+  for (bool is_inside = true; is_inside && !HasFailure();) {
+    const std::string name = concat("stop_test.", getpid(), ".end.", stops);
+    const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kWait, name);
+    const api::Channel producer = api::Channel::open(api::attach(name, false));
+    put(producer, 1);
+    (void)take(channel);
+    peer_ = std::make_unique<Peer>(std::vector<std::string>{"consumer", name});
+    const long store = 1 + step_ * stops++;
+    SCOPED_TRACE(concat("store ", store));
+    ASSERT_NO_FATAL_FAILURE(stop_at(store));
+    producer.close();
+    is_inside = end_round();
+    expect_success("receive the end", [&] {
+      if (channel.receive(kSoon)) throw std::runtime_error("an item");
+    });
+  }
+  EXPECT_GT(stops * step_, 3);
 }
 
 }  // namespace
