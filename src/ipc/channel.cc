@@ -216,7 +216,7 @@ void Channel::take_role(ChannelRole role) {
   roles_.fetch_or(role, std::memory_order_seq_cst);
   // pairs with: Channel::close, "an opening that is closed"
   if (is_closed_.load(std::memory_order_seq_cst)) {
-    if (give_roles() != 0) ends_.end_closed(end);
+    if (give_roles() != 0) (void)ends_.end_closed(end);
     throw_error(Code::kClosed, "the channel was closed here");
   }
   // So that sleeping processes also wait for this process' life.
@@ -463,7 +463,10 @@ bool Channel::wait_for_item(const Deadline& deadline) {
     constexpr char kDoing[] = "receive from the channel";
     ensure_role(kConsumer, deadline, kDoing);
     (void)end_dead(deadline, kDoing);
-    return has_item() || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) ||
+    const auto is_back = [&] {  // an item that a dead producer had claimed
+      return plan_.mode == ChannelMode::kBroadcast && give_back_of_dead(deadline, kDoing) && has_item();
+    };
+    return has_item() || is_back() || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) ||
            has_ended(closings);
   };
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
@@ -485,7 +488,7 @@ void Channel::close() noexcept {
   const uint32_t changed = give_roles();
   for (int i = 0; changed != 0 && i < kTries; ++i) {
     if (const TimedLock lock(state_->mutex); lock.is_held()) {
-      ends_.end_closed(ends_.own());
+      (void)ends_.end_closed(ends_.own());
       break;
     }
     sched_yield();

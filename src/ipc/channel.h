@@ -172,6 +172,8 @@ class Channel {
   bool is_still_empty() const noexcept;
   SlotTable::Found item_to_receive(uint64_t skipped = 0) noexcept;
   bool has_item() noexcept;
+  // A close could not end its role yet.
+  bool has_closed_end() const noexcept;
   bool take_item(Item& item, uint32_t* refused);
   bool join_item(Item& item, uint32_t* refused);
   [[noreturn]] void throw_death(uint64_t deaths, uint64_t number) const;

@@ -18,7 +18,7 @@ bool ChannelEnds::is_alive(uint32_t p) const noexcept {
 
 uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
   uint32_t n = 0;
-  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (look(end.roles) & role) != 0 ? 1 : 0; });
+  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (observe(end.roles) & role) != 0 ? 1 : 0; });
   return n;
 }
 
@@ -43,7 +43,7 @@ std::string ChannelEnds::stopped_text() const {
 bool ChannelEnds::end_dead() noexcept {
   bool has_found = false;
   visit_ends([&](uint32_t p, ChannelEnd& end) {
-    end_closed(end);
+    if (end_closed(end)) wake_all();  // the process may have ended before it did so
     const uint32_t roles = look(end.roles);
     if (roles == 0) {
       clear_bit(state_->with_roles, p);
@@ -89,11 +89,15 @@ bool ChannelEnds::has_closed(ChannelEnd& end) noexcept {
       kRoles, [&](ChannelRole role) { return (roles & role) != 0 && look(end.openings(role)) == 0; });
 }
 
-void ChannelEnds::end_closed(ChannelEnd& end) noexcept {
+bool ChannelEnds::end_closed(ChannelEnd& end) noexcept {
   const uint32_t roles = look(end.roles);
+  bool has_ended = false;
   for (const ChannelRole role : kRoles) {
-    if ((roles & role) != 0 && look(end.openings(role)) == 0) end_roles(end, role);
+    if ((roles & role) == 0 || look(end.openings(role)) != 0) continue;
+    end_roles(end, role);
+    has_ended = true;
   }
+  return has_ended;
 }
 
 void ChannelEnds::add_role(ChannelRole role) noexcept {

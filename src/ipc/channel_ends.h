@@ -36,8 +36,8 @@ class ChannelEnds {
   bool end_dead() noexcept;
   // The process has closed all openings of a role that it still has.
   static bool has_closed(ChannelEnd& end) noexcept;
-  // Ends the roles for which the process has closed all openings.
-  void end_closed(ChannelEnd& end) noexcept;
+  // Ends the roles for which the process has closed all openings. False: there were none.
+  bool end_closed(ChannelEnd& end) noexcept;
   // Gives the role to the end of this process.
   void add_role(ChannelRole role) noexcept;
   // Calls visit(place, end) with each end that may have a role. Does not require the mutex.

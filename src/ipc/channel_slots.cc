@@ -76,14 +76,26 @@ bool Channel::give_back_of_dead(const Deadline& deadline, const char* doing) {
 // Ends the roles of processes that have died, or have closed the channel while another one had the mutex.
 // False: there were none.
 bool Channel::end_dead(const Deadline& deadline, const char* doing) {
-  bool has_dead = false, has_closed = false;
-  ends_.visit_ends([&](uint32_t p, ChannelEnd& end) {
+  bool has_dead = false;
+  ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
     has_dead = has_dead || (look(end.roles) != 0 && !ends_.is_alive(p));
-    has_closed = has_closed || ChannelEnds::has_closed(end);
   });
-  if (!has_dead && !has_closed) return false;
-  const TimedLock lock(state_->mutex, deadline, doing);
-  return ends_.end_dead() || has_closed;
+  if (has_dead) {
+    const TimedLock lock(state_->mutex, deadline, doing);
+    return ends_.end_dead();
+  }
+  if (!has_closed_end()) return false;
+  // Does not wait: items pass meanwhile. The caller, or the watcher of its descriptor, looks again.
+  const TimedLock lock(state_->mutex);
+  if (lock.is_held()) (void)ends_.end_dead();
+  return lock.is_held();
+}
+
+bool Channel::has_closed_end() const noexcept {
+  bool has_closed = false;
+  ends_.visit_ends(
+      [&](uint32_t, ChannelEnd& end) { has_closed = has_closed || ChannelEnds::has_closed(end); });
+  return has_closed;
 }
 
 // Before this process uses a slot for the first time: the process that has forked this one may have left it
@@ -227,10 +239,15 @@ SlotTable::Found Channel::item_to_receive(uint64_t skipped) noexcept {
     return newest.slot != kNoSlot && newest.number() > cursor_->sequence ? newest : SlotTable::Found();
   }
   std::vector<uint64_t>& put_back = cursor_->put_back;
-  for (; !put_back.empty(); put_back.erase(put_back.begin())) {
-    const SlotTable::Found found = table_.next(put_back.front() - 1);
-    const bool is_there = found.slot != kNoSlot && found.number() == put_back.front();
-    if (is_there && found.number() > skipped) return found;
+  for (size_t i = 0; i < put_back.size();) {
+    const uint64_t n = put_back[i];
+    if (n <= skipped) {
+      ++i;
+      continue;
+    }
+    const SlotTable::Found found = table_.next(n - 1);
+    if (found.slot != kNoSlot && found.number() == n) return found;
+    put_back.erase(put_back.begin() + static_cast<ptrdiff_t>(i));
   }
   return table_.next(std::max(cursor_->sequence, skipped));
 }
@@ -269,6 +286,17 @@ bool Channel::take_item(Item& item, uint32_t* refused) {
 bool Channel::join_item(Item& item, uint32_t* refused) {
   const std::scoped_lock local(openings_->lock());
   if (!has_role(kConsumer)) return false;  // another thread has closed the opening, and its cursor is free
+  // A producer may have seen a reader that did not get its item.
+  struct InVain {
+    SharedEvent& room;
+    bool is_any = false;
+    explicit InVain(SharedEvent& event) noexcept : room(event) {}
+    InVain(const InVain&) = delete;
+    InVain& operator=(const InVain&) = delete;
+    ~InVain() {
+      if (is_any) signal_event(room);
+    }
+  } in_vain{state_->room};
   int claims = 0;
   uint64_t skipped = 0;
   while (true) {
@@ -286,10 +314,10 @@ bool Channel::join_item(Item& item, uint32_t* refused) {
       const uint64_t word = table_.word(found.slot);
       if (word != SlotWord::ready(n)) {
         openings_->remove_item(found.slot, [&] { table_.clear_reader(self(), found.slot); });
-        signal_event(state_->room);  // a producer may have seen the reader
+        in_vain.is_any = true;
         // Of a broadcast, the item comes back, or is dropped: its claimer signals that. It may be stopped.
         if (SlotWord::item(word) != n || ++claims < kBriefLooks) continue;
-        if (!may_drop()) return false;
+        if (!may_drop() || !ends_.is_alive(SlotWord::holder(word))) return false;
         skipped = n;
         claims = 0;
         continue;

@@ -141,7 +141,8 @@ MessageStatus status_of(const MessageRecord& record, uint32_t generation) noexce
 // be opened. Any process, after it has begun to use the blocks.
 MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t now_ns,
                            bool* is_last) noexcept;
-// Ends a live message, whoever keeps it. False: it has ended. Its sender, or its keeper.
+// Ends a live message, also if another process keeps it. False: it has ended. Only its sender and its keeper
+// call it.
 bool end_message(MessageRecord& record, uint32_t generation, MessageStatus why) noexcept;
 // How many processes may still open a live message. False: it has ended.
 bool set_opens(MessageRecord& record, uint32_t generation, uint32_t opens) noexcept;

@@ -124,7 +124,7 @@ bool has_users(const Control& control, const Block& block) noexcept {
     if (!is_empty(block.users)) return true;
     if (observe(control.forks()) == forks) return false;
   }
-  return true;  // perhaps
+  return true;  // not known: forks come all the time
 }
 
 bool reap(const Control& control, uint32_t participant) noexcept {

@@ -89,7 +89,7 @@ void reap_all(const Control& control) noexcept;
 // Only those whose deaths the kernel has marked. Asks the kernel only about these.
 void reap_marked(const Control& control) noexcept;
 
-// Some participant uses the block.
+// Some participant uses the block. True also if that is not known.
 bool has_users(const Control& control, const Block& block) noexcept;
 
 // Wakes the waiting processes after something was released.

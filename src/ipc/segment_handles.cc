@@ -312,8 +312,8 @@ std::string Segments::handle_of(const Array& array) {
   handle.strides.assign(array.strides().begin(), array.strides().end());
   // No process can open a file that this one has lost.
   const MessageId sent = handle.fd >= 0 ? segment.send(use->block) : MessageId();
-  if (segment
-          .has_many_messages()) {  // other processes may need its records when the handles have been opened
+  if (segment.has_many_messages()) {
+    // Other processes may need its records when the handles have been opened.
     const std::scoped_lock locked(lock_);
     schedule_sweep();
   }

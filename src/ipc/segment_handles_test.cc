@@ -22,6 +22,15 @@ class HandleRecords : public testing::Test {
  protected:
   StandIn a_{4};  // the creator
   StandIn b_{a_}, c_{a_};
+
+  // A handle of a block that only the handle keeps.
+  MessageId sent_by(StandIn& sender, uint32_t block) {
+    EXPECT_TRUE(sender.use(block));
+    a_.leave(block);
+    const MessageId handle = sender.segment().send(block);
+    sender.leave(block);
+    return handle;
+  }
 };
 
 TEST_F(HandleRecords, AHandleKeepsABlockUntilItIsOpened) {
@@ -160,10 +169,7 @@ TEST_F(HandleRecords, ProcessesThatSendAtOnceHaveRecordsOfTheirOwn) {
 // A process keeps a handle for a time beside its sender, which lives. Its limit ends only what it keeps.
 TEST_F(HandleRecords, TheLimitOfAProcessThatTakesAHandleOverIsNotTheSenders) {
   const uint32_t block = a_.take(kNbytes);
-  ASSERT_TRUE(b_.use(block));
-  a_.leave(block);
-  const MessageId handle = b_.segment().send(block);
-  b_.leave(block);
+  const MessageId handle = sent_by(b_, block);
   EXPECT_EQ(c_.segment().take_over(handle, now_ns() - 1), Kept::kYes);
   EXPECT_TRUE(b_.segment().has_sent());
   EXPECT_FALSE(a_.segment().free_if_unused(block)) << "the sender keeps it";
@@ -227,13 +233,10 @@ TEST_F(HandleRecords, NoEndOfOthersIsLaterThanAPromiseToKeep) {
   for (int round = 0; round < kRounds; ++round) {
     const uint32_t block = a_.take(64);
     StandIn sender{a_}, first{a_};
-    ASSERT_TRUE(sender.use(block));
-    a_.leave(block);
-    const MessageId handle = sender.segment().send(block);
+    const MessageId handle = sent_by(sender, block);
     if (round % 2 == 0) {
       ASSERT_EQ(first.segment().take_over(handle, round % 4 == 0 ? now_ns() : 0), Kept::kYes);
     }
-    sender.leave(block);
     std::atomic<int> ready{0};
     const auto at_once = [&] {
       ready.fetch_add(1);
@@ -281,10 +284,7 @@ TEST_F(HandleRecords, ASenderIsNoKeeperOfItsHandle) {
 TEST_F(HandleRecords, AKeeperThatIsNoProcessKeepsNothing) {
   const uint32_t block = a_.take(kNbytes);
   StandIn sender{a_};
-  ASSERT_TRUE(sender.use(block));
-  a_.leave(block);
-  const MessageId handle = sender.segment().send(block);
-  sender.leave(block);
+  const MessageId handle = sent_by(sender, block);
   std::atomic<uint64_t>& word = a_.segment().message(handle.record).word;
   word = MessageWord::with_keeper(word, 1023);
   sender.die();

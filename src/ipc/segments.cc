@@ -684,8 +684,8 @@ void Segments::before_fork() noexcept {
     // The child computes it.
   }
   lock_.lock();
-  open_.visit(
-      [](Segment& segment) { segment.lock_messages(); });  // first: it may wait, others take spin locks
+  // First, because it may wait: the others take spin locks.
+  open_.visit([](Segment& segment) { segment.lock_messages(); });
   late_lock_.lock();
   forks_.before(open_);
   LentMappings::instance().before_fork();

@@ -398,20 +398,32 @@ TEST_F(Stops, OfANewConsumerMakeNoGapInItsItems) {
   EXPECT_GT(stops * step_, 10);
 }
 
-// The last producer closes while another process is stopped with the mutex, and cannot lock it.
+// Producers close while another process is stopped with the mutex, and cannot lock it.
 TEST_F(Stops, OfARoleHideNoEndOfAnother) {
   int stops = 0;
   for (bool is_inside = true; is_inside && !HasFailure();) {
     const std::string name = concat("stop_test.", getpid(), ".end.", stops);
     const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kWait, name);
     const api::Channel producer = api::Channel::open(api::attach(name, false));
-    put(producer, 1);
-    (void)take(channel);
+    const api::Channel other = api::Channel::open(api::attach(name, false));
+    for (const api::Channel* each : {&producer, &other}) {
+      put(*each, 1);
+      (void)take(channel);
+    }
     peer_ = std::make_unique<Peer>(std::vector<std::string>{"consumer", name});
     const long store = 1 + step_ * stops++;
     SCOPED_TRACE(concat("store ", store));
     ASSERT_NO_FATAL_FAILURE(stop_at(store));
     producer.close();
+    std::thread sends([&] {
+      std::this_thread::sleep_for(5ms);
+      put(other, 7);
+    });
+    expect_success("receive beside it", [&] {
+      if (take(channel) != 7) throw std::runtime_error("another item");
+    });
+    sends.join();
+    other.close();
     is_inside = end_round();
     expect_success("receive the end", [&] {
       if (channel.receive(kSoon)) throw std::runtime_error("an item");
