@@ -87,9 +87,24 @@ int hold(const std::vector<std::string>& words) {
   return 0;
 }
 
+// Sends the number that it reads; 0: closes its end.
+int send_numbers(const std::vector<std::string>& words) {
+  Lines lines(STDIN_FILENO, STDOUT_FILENO);
+  const api::Channel channel = api::Channel::open(api::attach(words[1], false));
+  for (std::string line; lines.hear(&line); lines.say("done")) {
+    if (const int64_t value = std::stol(line); value != 0) {
+      put(channel, value);
+    } else {
+      channel.close();
+    }
+  }
+  return 0;
+}
+
 // Each line that it reads is the number of a store. In each round it stops once: there, or at the end.
 int be_stopped(const std::vector<std::string>& words) {
   if (words[0] == "hold") return hold(words);
+  if (words[0] == "sender") return send_numbers(words);
   Lines lines(STDIN_FILENO, STDOUT_FILENO);
   const bool is_array = words[0] == "array";
   const api::Array memory = api::attach(words[1], false);
@@ -405,25 +420,28 @@ TEST_F(Stops, OfARoleHideNoEndOfAnother) {
     const std::string name = concat("stop_test.", getpid(), ".end.", stops);
     const api::Channel channel = make(3, ChannelMode::kQueue, WhenFull::kWait, name);
     const api::Channel producer = api::Channel::open(api::attach(name, false));
-    const api::Channel other = api::Channel::open(api::attach(name, false));
-    for (const api::Channel* each : {&producer, &other}) {
-      put(*each, 1);
-      (void)take(channel);
-    }
+    Peer sender({"sender", name});
+    ASSERT_EQ(sender.ask("1"), "done");
+    put(producer, 1);
+    (void)take(channel);
+    (void)take(channel);
     peer_ = std::make_unique<Peer>(std::vector<std::string>{"consumer", name});
     const long store = 1 + step_ * stops++;
     SCOPED_TRACE(concat("store ", store));
     ASSERT_NO_FATAL_FAILURE(stop_at(store));
     producer.close();
+    std::atomic<bool> has_begun{false};
     std::thread sends([&] {
-      std::this_thread::sleep_for(5ms);
-      put(other, 7);
+      while (!has_begun) std::this_thread::yield();
+      std::this_thread::sleep_for(5ms);  // so that the receiver waits, usually
+      EXPECT_EQ(sender.ask("7"), "done");
     });
     expect_success("receive beside it", [&] {
+      has_begun = true;
       if (take(channel) != 7) throw std::runtime_error("another item");
     });
     sends.join();
-    other.close();
+    EXPECT_EQ(sender.ask("0"), "done");
     is_inside = end_round();
     expect_success("receive the end", [&] {
       if (channel.receive(kSoon)) throw std::runtime_error("an item");
