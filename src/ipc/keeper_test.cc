@@ -120,8 +120,9 @@ class KeeperStops : public testing::Test {
   }
   // The time for which its sender keeps it passes.
   static void expire(Segment& sender, const MessageId& handle) {
-    sender.limit(handle, {{}, now_ns() + 1'000'000});
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    sender.limit(handle, {{}, now_ns() + kHour});
+    // A limit that has passed before it is set would end the handle, also one that is kept.
+    store(sender.message(handle.record).until_ns, now_ns());
   }
   MessageStatus status(const MessageId& handle) { return a_->segment().status_of(handle); }
   // The next handle that has the record of an ended one.
