@@ -92,6 +92,10 @@ std::vector<LentSlot> held_slots(const Slots& slots, const std::vector<TicketQue
 void check(const tenon_generator& generator, const tenon_feed_options& options) {
   if (generator.fill == nullptr) throw_error(Code::kValue, "feed: the generator has no fill function");
   if (options.workers < 0) throw_error(Code::kValue, "feed: workers is ", options.workers, "; it is a count");
+  if (options.workers > Slots::kMostLoops - kMostAbandoned) {
+    throw_error(Code::kValue, "feed: workers is ", options.workers, "; at most ",
+                Slots::kMostLoops - kMostAbandoned, " are possible");
+  }
   if (options.workers == 0 && ((options.flags & TENON_PROCESSES) != 0 || options.fill_timeout_ns > 0)) {
     throw_error(Code::kValue,
                 "feed: workers is 0, so the consumer fills: neither processes nor a limit of the "

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "base/bytes.h"
@@ -16,12 +17,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr uint32_t kLast = UINT32_MAX;
-constexpr int64_t kLongestSleepNs = 50'000'000;
-
-constexpr uint64_t head_of(uint64_t gives, uint32_t slot) { return gives << 32 | slot; }
-constexpr uint32_t slot_of(uint64_t head) { return static_cast<uint32_t>(head); }
-constexpr uint64_t gives_of(uint64_t head) { return head >> 32; }
+constexpr int32_t kMostSlots = SlotTable::kMostSlots;
 
 // Writes to every page, so that no page fault follows.
 bool populate(std::byte* memory, size_t nbytes) {
@@ -47,6 +43,10 @@ constinit std::atomic<size_t> promised{0};
 
 size_t checked_nbytes(const SlotsPlan& plan) {
   size_t nbytes = 0;
+  if (plan.count < 1 || plan.count > kMostSlots - plan.spares) {
+    throw_error(Code::kValue, "a feed with ", plan.count, " slots is not possible: it has 1 to ",
+                kMostSlots - plan.spares);
+  }
   const size_t most = static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares);
   if (__builtin_mul_overflow(most, plan.slot_nbytes, &nbytes) ||
       __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
@@ -75,22 +75,17 @@ std::byte* reserve(const SlotsPlan& plan, size_t nbytes) {
 
 Ref<Slots> Slots::create(const SlotsPlan& plan) {
   SlotsPlan whole = plan;
-  whole.most = std::max(plan.most, plan.count);
+  whole.most = std::max(std::min(plan.most, kMostSlots - plan.spares), plan.count);
   return Ref<Slots>::adopt(new Slots(whole));
 }
 
 Slots::Slots(const SlotsPlan& plan)
     : plan_(plan),
       nbytes_(checked_nbytes(plan)),
-      links_(static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares)),
-      head_(head_of(0, 0)) {
+      links_(static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares)) {
   spares_.reserve(static_cast<size_t>(plan.spares));
-  for (size_t i = 0; i < links_.size(); ++i) {
-    links_[i].pool = this;
-    const bool has_next = i + 1 < static_cast<size_t>(plan.count);
-    links_[i].next.store(has_next ? static_cast<uint32_t>(i + 1) : kLast, std::memory_order_relaxed);
-  }
-  sem_init(&free_, 0, static_cast<unsigned>(plan.count));
+  for (Link& link : links_) link.pool = this;
+  make_table();
   try {
     if (takes_memory()) {
       promised_ = static_cast<size_t>(plan.count) * plan.slot_nbytes;
@@ -99,10 +94,22 @@ Slots::Slots(const SlotsPlan& plan)
     make_memory();
   } catch (...) {
     drop_memory();
-    sem_destroy(&free_);
     throw;
   }
   count_ = made_ = plan.count;
+}
+
+void Slots::make_table() {
+  const size_t n = links_.size(), nbytes = sizeof(Head) + n * (sizeof(SlotState) + sizeof(SlotEntry));
+  block_.reset(static_cast<std::byte*>(::operator new(nbytes, std::align_val_t{64})));
+  head_ = new (block_.get()) Head{};
+  auto* const states = reinterpret_cast<SlotState*>(head_ + 1);
+  auto* const entries = reinterpret_cast<SlotEntry*>(states + n);
+  std::uninitialized_value_construct_n(states, n);
+  std::uninitialized_value_construct_n(entries, n);
+  for (size_t i = static_cast<size_t>(plan_.count); i < n; ++i)
+    store(states[i].word, SlotWord::make(SlotWord::kHeld, kNobody, 0));
+  table_ = SlotTable(head_->counters, {states, n}, {entries, n});
 }
 
 void Slots::make_memory() {
@@ -199,7 +206,7 @@ int32_t Slots::make_slot() {
       // Copies from this slot are slower.
     }
   }
-  made_.store(slot + 1, std::memory_order_relaxed);
+  announce(made_, slot + 1);  // before its word: a look that ends at the number before it is repeated
   return slot;
 }
 
@@ -224,64 +231,52 @@ int32_t Slots::take_spare() {
 
 void Slots::give_spare(int32_t slot) noexcept {
   end_span(links_[static_cast<size_t>(slot)]);
+  table_.hold(kNobody, static_cast<uint32_t>(slot));
   const std::scoped_lock lock(growing_);
   spares_.push_back(slot);  // there is room for all
 }
 
-Slots::~Slots() {
-  drop_memory();
-  sem_destroy(&free_);
-}
+Slots::~Slots() { drop_memory(); }
 
-int32_t Slots::take() noexcept {
-  while (sem_wait(&free_) != 0) {
-  }  // EINTR
-  return pop();
-}
-
-int32_t Slots::try_take() noexcept {
-  while (sem_trywait(&free_) != 0) {
-    if (errno != EINTR) return is_awake_.load(std::memory_order_relaxed) ? kOver : kNone;
+int32_t Slots::try_take(uint32_t holder) noexcept {
+  if (is_over()) return kOver;
+  const auto take = [&](uint32_t slot) {
+    return table_.word(slot) == SlotWord::kFree && table_.take_free(holder, slot);
+  };
+  const uint32_t recent = head_->recent.load(std::memory_order_relaxed);
+  if (take(recent)) return static_cast<int32_t>(recent);
+  for (int32_t slot = 0; slot < made(); ++slot) {
+    if (take(static_cast<uint32_t>(slot))) return slot;
   }
-  return pop();
+  return kNone;
+}
+
+int32_t Slots::take(uint32_t holder) noexcept {
+  int32_t slot = try_take(holder);
+  if (slot == kNone) {
+    (void)head_->room.sleep(Deadline(-1), [&] { return (slot = try_take(holder)) != kNone; });
+  }
+  return slot;
 }
 
 int32_t Slots::take_for(int64_t timeout_ns) noexcept {
-  const Deadline deadline(timeout_ns);
   int32_t slot = try_take();
-  while (slot == kNone && !deadline.has_passed()) {
-    timespec until{};
-    clock_gettime(CLOCK_REALTIME, &until);  // may be set meanwhile: the loop looks at the steady clock
-    const int64_t step = std::clamp<int64_t>(deadline.left_ns(), 0, kLongestSleepNs);
-    const int64_t ns = until.tv_nsec + step;
-    until.tv_sec += static_cast<time_t>(ns / kSecond);
-    until.tv_nsec = static_cast<long>(ns % kSecond);
-    if (sem_timedwait(&free_, &until) == 0) return pop();
-    slot = try_take();
+  if (slot == kNone && timeout_ns > 0) {
+    (void)head_->room.sleep(Deadline(timeout_ns), [&] { return (slot = try_take()) != kNone; });
   }
   return slot;
 }
 
 bool Slots::has_free() noexcept {
-  int tokens = 0;
-  return sem_getvalue(&free_, &tokens) == 0 && tokens > 0;
+  for (int32_t slot = 0; slot < made(); ++slot) {
+    if (table_.word(static_cast<uint32_t>(slot)) == SlotWord::kFree) return true;
+  }
+  return false;
 }
 
-// Requires a token of the semaphore.
-int32_t Slots::pop() noexcept {
-  // pairs with: Slots::wake, "awake before the tokens"
-  if (is_awake_.load(std::memory_order_acquire)) return kOver;
-  // pairs with: Slots::give, "slot free"
-  uint64_t head = head_.load(std::memory_order_acquire);
-  while (true) {
-    const uint32_t slot = slot_of(head);
-    // Another thread may own the slot by now; then the head has changed and the exchange fails.
-    const uint32_t next = links_[slot].next.load(std::memory_order_relaxed);
-    // pairs with: Slots::give, "slot free"
-    if (head_.compare_exchange_weak(head, head_of(gives_of(head), next), std::memory_order_acquire)) {
-      return static_cast<int32_t>(slot);
-    }
-  }
+void Slots::await_free(int64_t timeout_ns) noexcept {
+  const auto is_settled = [this] { return is_over() || has_free(); };
+  if (!is_settled() && timeout_ns > 0) (void)head_->room.sleep(Deadline(timeout_ns), is_settled);
 }
 
 void Slots::end_span(Link& link) noexcept {
@@ -289,15 +284,10 @@ void Slots::end_span(Link& link) noexcept {
 }
 
 void Slots::give(int32_t slot) noexcept {
-  Link& link = links_[static_cast<size_t>(slot)];
-  end_span(link);
-  uint64_t head = head_.load(std::memory_order_relaxed);
-  do {
-    link.next.store(slot_of(head), std::memory_order_relaxed);
-    // pairs with: Slots::pop, "slot free"
-  } while (!head_.compare_exchange_weak(head, head_of(gives_of(head) + 1, static_cast<uint32_t>(slot)),
-                                        std::memory_order_release, std::memory_order_relaxed));
-  sem_post(&free_);
+  end_span(links_[static_cast<size_t>(slot)]);
+  head_->recent.store(static_cast<uint32_t>(slot), std::memory_order_relaxed);
+  table_.release(static_cast<uint32_t>(slot));
+  head_->room.signal_one();
 }
 
 void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept {
@@ -341,10 +331,9 @@ void Slots::end_loan(void* owner) noexcept {
   pool->give(static_cast<int32_t>(link - pool->links_.data()));
 }
 
-void Slots::wake(int32_t waiters) noexcept {
-  // pairs with: Slots::pop, "awake before the tokens"
-  is_awake_.store(true, std::memory_order_release);
-  for (int32_t i = 0; i < waiters; ++i) sem_post(&free_);
+void Slots::wake() noexcept {
+  announce(head_->is_over, 1U);
+  head_->room.signal_all();
 }
 
 }  // namespace tenon::impl

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slots of a feed: one range of addresses, which is mapped once, and the list of free slots. A slot takes
-// its memory before its first fill, or, if it is sparse, where it is written. The content of a slot is not
-// known here. Slots that other processes map lie in a memory file; with worker processes, a control part lies
+// The slots of a feed: one range of addresses, which is mapped once, and a table (ipc/slot_table.h) that says
+// which of them are free. A slot takes its memory before its first fill, or, if it is sparse, where it is
+// written. The content of a slot is not known here. Slots that other processes map lie in a memory file; with worker processes, a control part lies
 // before them (request_ring.h). Slots on a device, and pinned ones, are one allocation of the driver.
 #pragma once
-
-#include <semaphore.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
+#include "base/event.h"
 #include "base/os.h"
 #include "base/ref.h"
 #include "base/trace.h"
 #include "device/device.h"
+#include "ipc/slot_table.h"
 #include "memory/storage.h"
 
 namespace tenon::impl {
@@ -32,7 +33,7 @@ inline constexpr char kSlotsFilePrefix[] = "tenon-slots";
 struct SlotsPlan {
   int32_t count = 0;
   size_t slot_nbytes = 0;  // a multiple of the page size
-  int32_t most = 0;        // up to which they may grow; 0: they do not
+  int32_t most = 0;        // up to which they may grow, if the table has room for them; 0: they do not
   int32_t spares = 0;      // how many more may replace others
   bool is_shared = false;  // in a memory file
   bool is_sparse = false;  // a slot takes memory where it is written, and not when it is made
@@ -45,7 +46,8 @@ struct SlotsPlan {
 // Counted: the feed holds one reference, each lent slot another, so that delivered batches outlive the
 // feed. Threads: everything may be called by any thread. give() and end_loan() never block, allocate
 // nothing and take no lock: they are what the release of a batch runs.
-// Invariant: the semaphore never counts more than the slots in the list (until wake() ends its use).
+// The words of the table alone say who has a slot. Those of spare slots, and of slots that are not made yet,
+// are not free.
 class Slots {
  public:
   // Fails with kValue (overflow), kNoMemory (the message has the numbers), and as Device::of.
@@ -54,7 +56,7 @@ class Slots {
   // Without the spare ones, and without those that spare ones replace.
   int32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
   // The numbers of all slots are smaller than this.
-  int32_t made() const noexcept { return made_.load(std::memory_order_relaxed); }
+  int32_t made() const noexcept { return observe(made_); }
   int32_t most() const noexcept { return plan_.most + plan_.spares; }
   size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
   std::byte* data(int32_t slot) const noexcept {
@@ -81,19 +83,25 @@ class Slots {
   static constexpr int32_t kNone = -1;  // none is free
   static constexpr int32_t kOver = -2;  // wake() has been called
 
-  // A free slot, most recently used first; waits for one. kOver after wake().
-  int32_t take() noexcept;
+  // The holders in the words of taken slots: consumers and other users that have no number, slots that no
+  // thread has, and fill loop number n.
+  static constexpr uint32_t kConsumer = 0, kNobody = 1, kFirstLoop = kParticipants;
+  static constexpr int32_t kMostLoops = 4096 - kFirstLoop;
+
+  // A free slot, if possible the one that was given last; waits for one. kOver after wake().
+  int32_t take(uint32_t holder = kConsumer) noexcept;
   // The same without waiting: also kNone.
-  int32_t try_take() noexcept;
+  int32_t try_take(uint32_t holder = kConsumer) noexcept;
   // The same, and waits so long (>= 0).
   int32_t take_for(int64_t timeout_ns) noexcept;
   // Whether try_take() would find one now.
   bool has_free() noexcept;
   // Waits so long (>= 0) until one is free, or wake() was called.
-  void await_free(int64_t timeout_ns) noexcept {
-    if (const int32_t slot = take_for(timeout_ns); slot >= 0) give(slot);
-  }
+  void await_free(int64_t timeout_ns) noexcept;
+  // Of any slot that is not free.
   void give(int32_t slot) noexcept;
+  // Its words, for the order of what lies in the slots. It has as many entries as there may be slots.
+  const SlotTable& table() const noexcept { return table_; }
 
   // Takes the memory of a slot before its first use; later calls do nothing. So the threads that fill take
   // the memory side by side, and a feed begins before all slots have theirs. Until then it counts as
@@ -127,8 +135,8 @@ class Slots {
   // How many slots are lent.
   int32_t lent() const noexcept { return lent_.load(std::memory_order_relaxed); }
 
-  // Ends all waits in take(), also later ones. waiters: at least the number of threads that may wait.
-  void wake(int32_t waiters) noexcept;
+  // Ends all waits in take(), also later ones.
+  void wake() noexcept;
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
@@ -138,7 +146,6 @@ class Slots {
  private:
   struct Link {
     Slots* pool;
-    std::atomic<uint32_t> next;
     trace::Span span = trace::kNoSpan;  // of its holder
     std::mutex taking;
     bool has_memory = false;  // guarded by taking
@@ -149,7 +156,18 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  int32_t pop() noexcept;
+  // What lies at the start of the table's memory. Plain data.
+  struct Head {
+    SlotCounters counters;
+    // The one that was given last: a hint. Workers without a slot poll its line of the cache, so what
+    // consumers write besides lies in another one.
+    alignas(64) std::atomic<uint32_t> recent;
+    std::atomic<uint32_t> is_over;
+    Event room;
+  };
+
+  void make_table();
+  bool is_over() const noexcept { return observe(head_->is_over) != 0; }
   bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
   bool takes_memory() const noexcept { return is_on_host() && !plan_.is_sparse; }
   void populate_slot(int32_t slot);
@@ -174,14 +192,17 @@ class Slots {
   std::vector<int32_t> spares_;
   std::vector<std::unique_ptr<device::Registration>> pins_;  // empty: not pinned
 
-  // Shared. The free list is a stack of slot numbers; the upper half of its head counts the slots given, so
-  // that an exchange fails when the slot at the head has been taken and given back meanwhile. Workers without
-  // a slot poll its line of the cache, so what consumers write besides lies in another one.
+  struct FreeBlock {
+    void operator()(std::byte* block) const noexcept { ::operator delete(block, std::align_val_t{64}); }
+  };
+  // One block: the head, the states of the slots, the entries.
+  std::unique_ptr<std::byte, FreeBlock> block_;
+  Head* head_ = nullptr;
+  SlotTable table_;
+
+  // Shared.
   std::atomic<int32_t> count_{0}, made_{0};
   std::vector<Link> links_;
-  std::atomic<bool> is_awake_{false};
-  alignas(64) std::atomic<uint64_t> head_;
-  sem_t free_;
   alignas(64) std::atomic<int32_t> lent_{0};
   RefCount refs_;
 };

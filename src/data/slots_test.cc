@@ -72,9 +72,42 @@ TEST(Slots, WakeEndsEveryWait) {
   slots->take();
   std::vector<std::thread> waiting;
   for (int i = 0; i < 3; ++i) waiting.emplace_back([&] { EXPECT_EQ(slots->take(), Slots::kOver); });
-  slots->wake(3);
+  slots->wake();
   for (std::thread& thread : waiting) thread.join();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(slots->try_take(), Slots::kOver);
+}
+
+TEST(Slots, ASpareSlotAndOneThatIsNotMadeYetAreNotFree) {
+  SlotsPlan plan{1, kPage};
+  plan.most = 2;
+  plan.spares = 1;
+  const Ref<Slots> slots = Slots::create(plan);
+  const int32_t first = slots->take();
+  EXPECT_EQ(slots->try_take(), Slots::kNone);
+  const int32_t spare = slots->take_spare();
+  EXPECT_NE(spare, first);
+  slots->give_spare(spare);
+  EXPECT_EQ(slots->try_take(), Slots::kNone);
+  EXPECT_FALSE(slots->has_free());
+  std::thread waiting([&] { EXPECT_GE(slots->take(), 0); });
+  ASSERT_TRUE(slots->grow());
+  waiting.join();
+  EXPECT_EQ(slots->try_take(), Slots::kNone);
+}
+
+TEST(Slots, MoreSlotsThanAFeedMayHaveAreAnError) {
+  for (const int32_t count : {0, 32768}) {
+    try {
+      Slots::create({count, kPage});
+      ADD_FAILURE() << "created " << count << " slots";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kValue);
+    }
+  }
+  SlotsPlan plan{20'000, kPage};
+  plan.most = 16 * plan.count;
+  plan.is_sparse = true;
+  EXPECT_EQ(Slots::create(plan)->most(), 32767);
 }
 
 TEST(Slots, MoreMemoryThanThereIsIsAnError) {

@@ -217,7 +217,7 @@ TEST(TicketQueue, SeveralConsumersShareTheBatches) {
   }
   for (std::thread& consumer : consumers) consumer.join();
   bench.queue.stop();
-  bench.slots->wake(2);
+  bench.slots->wake();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(disorder, 0);
   EXPECT_EQ(seen, std::vector<int>(kBatches, 1));

@@ -28,9 +28,6 @@ constexpr int32_t kMostGrowth = 16;
 
 constexpr uint64_t kStateNbytes = 64 << 10;
 
-// How many abandoned threads a feed may have at a time.
-constexpr int32_t kMostAbandoned = 8;
-
 constexpr char kWayOut[] = "with processes=True a worker that takes too long is killed";
 
 // How long a worker process may take to end by itself.
@@ -161,17 +158,18 @@ void Workers::note_fill(int32_t worker, const Job& job, const FillResult& result
   });
 }
 
-int32_t Workers::take_slot(int32_t worker, SpinBudget& short_wait) noexcept {
-  int32_t slot = slots_->try_take();
+int32_t Workers::take_slot(const FillLoop& loop, SpinBudget& short_wait) noexcept {
+  const uint32_t holder = holder_of(loop);
+  int32_t slot = slots_->try_take(holder);
   if (slot != Slots::kNone) return slot;
-  const trace::Span span = begin_span(trace::SpanKind::kBlocked, worker, nullptr);
+  const trace::Span span = begin_span(trace::SpanKind::kBlocked, loop.worker, nullptr);
   const int64_t start = now_ns();
   const bool is_consumers = queue_.has_ready();
   const bool is_found = SpinBudget::poll(short_wait.budget_ns(), [&] {
-    slot = slots_->try_take();
+    slot = slots_->try_take(holder);
     return slot != Slots::kNone;
   });
-  if (!is_found) slot = slots_->take();
+  if (!is_found) slot = slots_->take(holder);
   const int64_t waited = now_ns() - start;
   trace::close(span, trace::key_of(this), trace::SpanOutcome::kDone);
   short_wait.note(waited);
@@ -250,7 +248,7 @@ Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& sh
       if (turn == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
       if (turn == TicketQueue::TicketTake::kNone) return JobTake::kNone;
     }
-    job.slot = may_wait ? take_slot(worker, short_wait) : slots_->try_take();
+    job.slot = may_wait ? take_slot(loop, short_wait) : slots_->try_take(holder_of(loop));
     if (job.slot == Slots::kOver) return JobTake::kOver;
     if (job.slot == Slots::kNone) return JobTake::kNone;
     std::string reason;
@@ -766,7 +764,7 @@ void Workers::leave() noexcept {
 void Workers::dismiss() noexcept {
   queue_.stop();
   if (processes_) processes_->dismiss();
-  slots_->wake(loops());
+  slots_->wake();
 }
 
 bool Workers::is_busy() {

@@ -29,6 +29,9 @@
 
 namespace tenon::impl {
 
+// How many abandoned threads a feed may have at a time.
+inline constexpr int32_t kMostAbandoned = 8;
+
 // Counted: the feed and each worker hold a reference, so that a generator that does not return can be left
 // behind with all that it uses. The last worker to leave drops the generator.
 //
@@ -157,7 +160,10 @@ class Workers {
   void lose(FillLoop& loop, const char* reason) noexcept;
   bool give_up_stuck(bool is_any_at_work);
   void report(const FillLoop& loop, int64_t since_ns) noexcept;
-  int32_t take_slot(int32_t worker, SpinBudget& short_wait) noexcept;
+  static uint32_t holder_of(const FillLoop& loop) noexcept {
+    return Slots::kFirstLoop + static_cast<uint32_t>(loop.number);
+  }
+  int32_t take_slot(const FillLoop& loop, SpinBudget& short_wait) noexcept;
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
   JobTake take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job);

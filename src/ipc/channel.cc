@@ -25,7 +25,8 @@ namespace tenon::impl {
 namespace {
 
 constexpr uint64_t kSlotAlignment = 256;
-constexpr uint32_t kMostSlots = SlotTable::kMostSlots;
+constexpr uint32_t kMostSlots = 4095;
+static_assert(kMostSlots <= SlotTable::kMostSlots);
 constexpr uint64_t kIsEmpty = uint64_t{1} << 32;
 // A process that dies as it takes a role, before it signals, is noticed after this time at the latest.
 constexpr int64_t kLookAtEndsMs = 20;

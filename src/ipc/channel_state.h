@@ -10,7 +10,7 @@
 
 namespace tenon::impl {
 
-constexpr uint64_t kChannelMark = 0x394E4E4148434E54;  // "TNCHANN9"
+constexpr uint64_t kChannelMark = 0x414E4E4148434E54;  // "TNCHANNA"
 
 constexpr uint32_t kKnownDead = 32;
 

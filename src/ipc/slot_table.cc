@@ -6,7 +6,8 @@
 namespace tenon::impl {
 namespace {
 
-constexpr uint64_t kSlotBits = 12;
+constexpr uint64_t kSlotBits = 15;
+static_assert(SlotTable::kMostSlots < 1 << kSlotBits);
 
 constexpr uint64_t entry_of(uint64_t n, uint32_t slot) noexcept { return n << kSlotBits | slot; }
 constexpr uint64_t number_of(uint64_t entry) noexcept { return entry >> kSlotBits; }
@@ -51,19 +52,62 @@ void SlotTable::offer(uint32_t p, uint32_t slot) const noexcept {
 // the number n meanwhile, the entry has n or a later number, and the exchange fails.
 uint64_t SlotTable::give_number(uint32_t p, uint32_t slot) const noexcept {
   while (true) {
-    const uint64_t n = given() + 1;
-    uint64_t before = observe(entry(n));
-    if (number_of(before) >= n) {
-      raise(counters_->given, number_of(before) - 1);  // only if the memory is damaged, it was less
-      help(number_of(before));
-      continue;
-    }
-    const uint64_t offered = SlotWord::make(SlotWord::kOffered, p, n);
+    Turn turn = next_number();
+    const uint64_t n = turn.number, offered = SlotWord::make(SlotWord::kOffered, p, n);
     if (word(slot) != offered) announce(slots_[slot].word, offered);
-    if (!exchange(entry(n), before, entry_of(n, slot))) continue;
+    if (!exchange(entry(n), turn.before, entry_of(n, slot))) continue;
     help(n);
     return n;
   }
+}
+
+SlotTable::Turn SlotTable::next_number() const noexcept {
+  while (true) {
+    const uint64_t n = given() + 1;
+    const uint64_t before = observe(entry(n));
+    if (number_of(before) < n) return {n, before};
+    raise(counters_->given, number_of(before) - 1);  // only if the memory is damaged, it was less
+    help(number_of(before));
+  }
+}
+
+bool SlotTable::take_number(uint32_t slot, const Turn& turn) const noexcept {
+  const uint64_t n = turn.number;
+  uint64_t before = turn.before;
+  hold(SlotWord::holder(word(slot)), slot, n);
+  if (!exchange(entry(n), before, entry_of(n, slot))) return false;
+  help(n);
+  return true;
+}
+
+bool SlotTable::settle(uint32_t slot, uint64_t n) const noexcept {
+  uint64_t seen = word(slot);
+  return SlotWord::kind(seen) == SlotWord::kHeld && SlotWord::number(seen) == n &&
+         exchange(slots_[slot].word, seen, SlotWord::ready(n));
+}
+
+bool SlotTable::leave(uint32_t slot, uint64_t n) const noexcept {
+  uint64_t seen = word(slot);
+  return SlotWord::kind(seen) == SlotWord::kHeld && SlotWord::number(seen) == n &&
+         exchange(slots_[slot].word, seen, SlotWord::make(SlotWord::kLeft, SlotWord::holder(seen), n));
+}
+
+void SlotTable::move(uint64_t n, uint32_t from, uint32_t to) const noexcept {
+  uint64_t named = entry_of(n, from);
+  (void)exchange(entry(n), named, entry_of(n, to));
+}
+
+uint32_t SlotTable::slot_of(uint64_t n) const noexcept {
+  const uint64_t named = observe(entry(n));
+  const uint32_t slot = slot_in(named);
+  return number_of(named) == n && slot < slots_.size() ? slot : kNone;
+}
+
+uint64_t SlotTable::begin_anew() const noexcept {
+  const uint64_t next = next_number().number + 1;
+  raise(counters_->given, next - 1);
+  pass(next - 1);
+  return next;
 }
 
 // Makes the slot of number n ready, if n was given, and moves the last number on.
@@ -83,6 +127,10 @@ void SlotTable::put_back(uint32_t slot, uint64_t n) const noexcept {
   raise(counters_->passed, n);
   (void)add(counters_->strays, uint64_t{1});
   announce(slots_[slot].word, SlotWord::ready(n, true));
+}
+
+void SlotTable::hold(uint32_t p, uint32_t slot, uint64_t n) const noexcept {
+  announce(slots_[slot].word, SlotWord::make(SlotWord::kHeld, p, n));
 }
 
 void SlotTable::release(uint32_t slot) const noexcept {

@@ -13,12 +13,18 @@
 //   ready(n)       no process, or those that read: their reader bits     -
 //   claimed(p, n)  p looks whether a process reads or wants item n       ready(n)
 //
+// A feed gives the number, of a ticket, before the slot is written:
+//
+//   held(p, n)     loop p of the feed fills it for ticket n, or consumer p has received that
+//   ready(n)       ticket n is settled
+//   left(p, n)     thread p hangs in ticket n, which is not in this slot any more
+//
 // Entry n % (number of entries) names the slot of item n. It is written by the compare-and-swap that gives
 // the number; then any process makes the slot ready and moves the last number on.
 //
-// The bytes of a slot are written only under held(p, 0), which is reached from free, or from claimed after
-// no living reader was seen. A reader first sets its bit and then looks at the word; a process that claims
-// does the opposite. So one of the two sees the other.
+// The bytes of a slot are written only under held(p, 0), and by a loop under held(p, n). held(p, 0) is reached
+// from free, or from claimed after no living reader was seen. A reader first sets its bit and then looks at
+// the word; a process that claims does the opposite. So one of the two sees the other.
 #pragma once
 
 #include <atomic>
@@ -31,7 +37,7 @@ namespace tenon::impl {
 
 // The values of a word. A number is given once, so a word with a number does not come back.
 struct SlotWord {
-  enum Kind : uint64_t { kFree = 0, kHeld = 1, kOffered = 2, kReady = 3, kClaimed = 4 };
+  enum Kind : uint64_t { kFree = 0, kHeld = 1, kOffered = 2, kReady = 3, kClaimed = 4, kLeft = 5 };
   static constexpr uint64_t make(Kind kind, uint32_t holder, uint64_t number) noexcept {
     return number << 15 | uint64_t{holder} << 3 | kind;
   }
@@ -63,7 +69,7 @@ struct alignas(64) SlotState {
   Mask readers;  // a bit has no effect when the process of its place has ended
 };
 
-// The name of a slot under a number: the number, then 12 bits of the slot.
+// The name of a slot under a number: the number, then 15 bits of the slot.
 using SlotEntry = std::atomic<uint64_t>;
 
 struct SlotCounters {
@@ -77,7 +83,7 @@ struct SlotCounters {
 class SlotTable {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
-  static constexpr uint32_t kMostSlots = 4095;
+  static constexpr uint32_t kMostSlots = (1 << 15) - 1;
 
   SlotTable() = default;
   SlotTable(SlotCounters& counters, std::span<SlotState> slots, std::span<SlotEntry> entries) noexcept
@@ -101,10 +107,35 @@ class SlotTable {
   uint64_t give_number(uint32_t p, uint32_t slot) const noexcept;
   // held(p, n) -> ready(n) again.
   void put_back(uint32_t slot, uint64_t n) const noexcept;
+  // For the holder of a slot, or one that no process can have: -> held(p, n).
+  void hold(uint32_t p, uint32_t slot, uint64_t n = 0) const noexcept;
   // held(p, *) -> free.
   void release(uint32_t slot) const noexcept;
   void set_reader(uint32_t p, uint32_t slot) const noexcept { set_bit(slots_[slot].readers, p); }
   void clear_reader(uint32_t p, uint32_t slot) const noexcept { clear_bit(slots_[slot].readers, p); }
+
+  // The number that is given next, and what its entry is until then.
+  struct Turn {
+    uint64_t number = 0;
+    uint64_t before = 0;
+  };
+  Turn next_number() const noexcept;
+  // For the holder of the slot: -> held(p, n). False: another slot has that number, and this one has it in its
+  // word alone.
+  bool take_number(uint32_t slot, const Turn& turn) const noexcept;
+  // held(p, n) -> ready(n). False: it was left.
+  bool settle(uint32_t slot, uint64_t n) const noexcept;
+  // held(p, n) -> left(p, n). False: it was settled.
+  bool leave(uint32_t slot, uint64_t n) const noexcept;
+  // Of a number whose slot was left: it has this slot from now on.
+  void move(uint64_t n, uint32_t from, uint32_t to) const noexcept;
+  // That has number n; kNone: it was not given, or a later number has its entry.
+  uint32_t slot_of(uint64_t n) const noexcept;
+  uint64_t passed() const noexcept { return observe(counters_->passed); }
+  void pass(uint64_t n) const noexcept { announce(counters_->passed, n); }
+  // Passes all numbers that were given, and the next one: a thread that is about to take it may still get it.
+  // Returns the number after it. Requires that no thread begins to take one.
+  uint64_t begin_anew() const noexcept;
 
   // A slot with an item, and its word: ready(n), or claimed(p, n).
   struct Found {

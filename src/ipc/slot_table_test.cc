@@ -62,7 +62,7 @@ TEST(SlotTable, AnItemWhoseEntryIsOfALaterOneIsFound) {
   EXPECT_EQ(memory.send(kA, 0), 1U);
   EXPECT_EQ(memory.send(kA, 1), 2U);
   memory.slots[1].word = SlotWord::make(SlotWord::kOffered, kA, 3);
-  memory.entries[1] = uint64_t{3} << 12 | 1;
+  memory.entries[1] = uint64_t{3} << 15 | 1;
   EXPECT_EQ(memory.receive(kB), 1U);
   EXPECT_EQ(memory.receive(kB), 3U);
 }
@@ -70,7 +70,7 @@ TEST(SlotTable, AnItemWhoseEntryIsOfALaterOneIsFound) {
 // Only damaged memory has such an entry.
 TEST(SlotTable, AnEntryThatNamesNoSlotStopsNobody) {
   Memory<2> memory;
-  memory.entries[1] = uint64_t{5} << 12 | 4000;
+  memory.entries[1] = uint64_t{5} << 15 | 4000;
   EXPECT_GT(memory.send(kA, 0), 5U);
 }
 
@@ -106,7 +106,7 @@ TEST(SlotTable, AnItemWhoseNumberWasGivenIsSentByWhoComesNext) {
   ASSERT_TRUE(memory.table.take_free(kA, 0));
   memory.table.offer(kA, 0);
   EXPECT_EQ(memory.receive(kB), 0U) << "it has no number";
-  memory.entries[1].store(uint64_t{1} << 12 | 0);  // what give_number() does first
+  memory.entries[1].store(uint64_t{1} << 15 | 0);  // what give_number() does first
   EXPECT_EQ(memory.send(kB, 1), 2U);
   EXPECT_EQ(memory.receive(kB), 1U);
   EXPECT_EQ(memory.receive(kB), 2U);
@@ -125,7 +125,7 @@ TEST(SlotTable, WhatADeadProcessHasBecomesFreeOrReady) {
   memory.table.set_reader(kA, 4);
   ASSERT_TRUE(memory.table.take_free(kA, 5));
   memory.table.offer(kA, 5);
-  memory.entries[3].store(uint64_t{3} << 12 | 5);  // its number was given
+  memory.entries[3].store(uint64_t{3} << 15 | 5);  // its number was given
   EXPECT_TRUE(memory.table.reclaim(kA));
   for (const uint32_t slot : {0U, 1U, 2U}) EXPECT_EQ(memory.table.word(slot), SlotWord::kFree) << slot;
   EXPECT_EQ(memory.table.word(3), SlotWord::ready(2));
