@@ -4,9 +4,9 @@
 
     check_imports.py [ROOT]
 
-Imports inside of functions count as those of the module; imports under `if TYPE_CHECKING:` do not run, and do
-not count. The extension imports no module of the package by its name (python/src/callbacks.h). It also finds
-cycles of C++ includes. check_includes.py checks the direction between folders."""
+Imports inside of functions and under `if TYPE_CHECKING:` count as those of the module. The extension imports
+no module of the package by its name (python/src/callbacks.h). It also finds cycles of C++ includes.
+check_includes.py checks the direction between folders."""
 
 import ast
 import re
@@ -35,18 +35,6 @@ USERS = {"demo"}
 BY_NAME = re.compile(r'import_\s*\(\s*"tenon[."]|PyImport_ImportModule\w*\s*\(\s*"tenon[."]')
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 SOURCES = {".h", ".hpp", ".inc", ".c", ".cc"}
-
-
-def run_time_imports(tree):
-    """The import statements that run, also those inside of functions."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).split(".")[-1] == "TYPE_CHECKING":
-            for other in node.orelse:
-                yield from run_time_imports(ast.Module([other], []))
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        yield from run_time_imports(node)
 
 
 def module_name(path, package):
@@ -79,10 +67,11 @@ def graph_of_package(package):
         edges = graph.setdefault(name, {})
         if path.suffix == ".pyi":
             continue
-        for node in run_time_imports(ast.parse(path.read_text())):
-            for goal in imported(node, name, path.name == "__init__.py", paths):
-                if goal != name:
-                    edges.setdefault(goal, node.lineno)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for goal in imported(node, name, path.name == "__init__.py", paths):
+                    if goal != name:
+                        edges.setdefault(goal, node.lineno)
     return graph, paths
 
 

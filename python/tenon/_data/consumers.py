@@ -7,15 +7,11 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._core import Batch, Schema, from_dlpack
 from .._errors import log
-from .epochs import Epoch
-
-if TYPE_CHECKING:
-    from .feed import Feed
-
+from .epochs import Epoch, OwnFeed
 
 _END_SECONDS = 1.0
 
@@ -125,7 +121,7 @@ class AsyncEpoch(Epoch):
 
     _waiter: _Waiter | None = None  # for __del__, when __init__ raises
 
-    def __init__(self, feed: Feed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
+    def __init__(self, feed: OwnFeed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
         super().__init__(feed, convert, device)
         self._waiter = _Waiter(self._next)
         self._next = self._waiter.take

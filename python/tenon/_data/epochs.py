@@ -6,16 +6,15 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
-from .._core import Batch, NativeEpoch, NativeFeed
+from .._core import Batch, NativeEpoch, NativeFeed, Schema
 from .._errors import LeaseConflict, OpError, TenonError, is_of_user, log
 from . import closing
 from .progress import ProgressBar
 
 if TYPE_CHECKING:
-    from .feed import Feed
-    from .forms import Forms
+    from .workers import Inline
 
 
 _REPLACED = (
@@ -28,6 +27,34 @@ _INTERRUPTED = (
 )
 
 
+class HasEpochs(Protocol):
+    """A feed of this process or of another one, as its iterations see it."""
+
+    _epoch: weakref.ref[Iteration] | None  # None: no iteration has begun
+
+    def _live_epoch(self) -> Iteration | None: ...
+
+
+class OwnFeed(HasEpochs, Protocol):
+    """A feed of this process, as its iterations and its server see it."""
+
+    name: str | None
+    schema: Schema
+    batches: int | None
+    timeout: float | None
+    _native: NativeFeed
+    _inline: Inline | None
+    _identity: dict[str, Any]
+    _attachment_nbytes: int
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def _begin_epoch(self, device: str | None) -> None: ...
+    def _progress_bar(self) -> ProgressBar | None: ...
+    def _states_nbytes(self) -> int: ...
+    def _name(self) -> str: ...
+
+
 class Iteration(NativeEpoch):
     """The one live iterator of a feed, of this process or of another one."""
 
@@ -37,7 +64,7 @@ class Iteration(NativeEpoch):
     _is_replaced = False
     _has_lost_batch = False
 
-    def _replace(self, feed: Forms) -> None:
+    def _replace(self, feed: HasEpochs) -> None:
         """Ends the live iterator of the feed for this one."""
         live = feed._live_epoch()
         if live is None:
@@ -57,7 +84,7 @@ class Iteration(NativeEpoch):
         """
         raise NotImplementedError
 
-    def _begin(self, feed: Forms, convert: Callable[[Any], Any]) -> None:
+    def _begin(self, feed: HasEpochs, convert: Callable[[Any], Any]) -> None:
         self._feed = feed
         self._convert = convert
         feed._epoch = weakref.ref(self)
@@ -88,21 +115,12 @@ class Epoch(Iteration):
 
     _progress: ProgressBar | None = None
 
-    def __init__(self, feed: Feed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
+    def __init__(self, feed: OwnFeed, convert: Callable[[Batch], Any], device: str | None = None) -> None:
         super().__init__()
         self._replace(feed)
-        feed._use_device(feed.device if device is None else device)
-        if feed._served is not None and feed._served.server is None:
-            feed._served.reclaim()  # batches that consumers in other processes have released since
-        feed._native.begin()
+        feed._begin_epoch(device)
         self._begin(feed, convert)
-        if feed.progress is not None:
-            done = feed._native.position()[1]
-            total = feed._batches_of_all
-            own = feed._share(done)
-            self._progress = ProgressBar(
-                feed.progress, feed, own, None if total is None else own + feed._share(total - done)
-            )
+        self._progress = feed._progress_bar()
         self._next = _next_of(feed._native)
 
     def _step(self, error: BaseException | None, is_delivered: bool) -> Any:
@@ -185,7 +203,7 @@ class Epoch(Iteration):
         self._end()
 
 
-def _describe(error: OpError, feed: Feed) -> None:
+def _describe(error: OpError, feed: OwnFeed) -> None:
     error.op = feed._name()
     failure = feed._native.failure()
     text = failure.pop("text")

@@ -17,6 +17,7 @@ from . import closing
 from .epochs import Epoch
 from .forms import Forms, Tensors, itself
 from .plugin import Plugin
+from .progress import ProgressBar
 from .progress import check as _check_progress
 from .resuming import check_can_resume, check_state, identity, resume
 from .schema import schema_of
@@ -321,6 +322,22 @@ class Feed(Forms):
         from .consumers import AsyncEpoch
 
         return AsyncEpoch(self, convert, device)
+
+    def _begin_epoch(self, device: str | None) -> None:
+        self._use_device(self.device if device is None else device)
+        if self._served is not None and self._served.server is None:
+            self._served.reclaim()  # batches that consumers in other processes have released since
+        self._native.begin()
+
+    def _progress_bar(self) -> ProgressBar | None:
+        """Of the epoch that has begun."""
+        if self.progress is None:
+            return None
+        done = self._native.position()[1]
+        total, own = self._batches_of_all, self._share(done)
+        return ProgressBar(
+            self.progress, self._meter, own, None if total is None else own + self._share(total - done)
+        )
 
     def _use_device(self, device: str) -> None:
         """Later epochs deliver there."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._errors import log
 
 if TYPE_CHECKING:
-    from .feed import Feed
+    from .statistics import Meter
 
 
 _TEXT_SECONDS = 0.5
@@ -36,10 +36,10 @@ class ProgressBar:
     no batch either.
     """
 
-    def __init__(self, progress: Any, feed: Feed, done: int, total: int | None) -> None:
+    def __init__(self, progress: Any, meter: Meter, done: int, total: int | None) -> None:
         self._bar: Any = None
         self._close: Callable[[], object] | None = None
-        self._feed = feed
+        self._meter = meter
         self._is_due = False
         self._told_at = time.monotonic()
         try:
@@ -67,7 +67,7 @@ class ProgressBar:
             tell = getattr(self._bar, "set_postfix_str", None)
             if tell is not None and now - self._told_at >= _TEXT_SECONDS:
                 self._told_at = now
-                total = self._feed._meter.look(is_call=False).total
+                total = self._meter.look(is_call=False).total
                 tell(f"{total.gb_per_s:.3g} GB/s, {total.verdict}")
         except Exception as error:
             self._give_up(error)

@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _core
 from .._array.creation import zeros
@@ -40,12 +40,8 @@ from .._errors import LeaseConflict, OpError, OwnerDied, TenonError, is_of_user,
 from .._ipc.channel import Channel, Loan
 from .._ipc.channel import _open as open_channel
 from .._values import count, seconds
-from .epochs import Epoch
+from .epochs import Epoch, OwnFeed
 from .forms import itself
-
-if TYPE_CHECKING:
-    from .feed import Feed
-
 
 MODES = ("queue", "broadcast")
 WORDS = 8
@@ -328,7 +324,7 @@ class _FeedChannel(Channel):
 class ServedFeed:
     """What a feed shares with its consumers, from its first `Feed.serve` until it is closed."""
 
-    def __init__(self, feed: Feed, mode: str) -> None:
+    def __init__(self, feed: OwnFeed, mode: str) -> None:
         if feed.name is None:
             raise ValueError('the feed has no name to be served under: make it with shared="name"')
         self.feed = feed

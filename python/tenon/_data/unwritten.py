@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._array.creation import from_pointer
 from .._array.marks import Marks
 from .._core import NativeWorker, Schema
-
-if TYPE_CHECKING:
-    from .workers import WorkerBatch
 
 
 class MarkedFields:
@@ -20,28 +17,28 @@ class MarkedFields:
     def __init__(self, native: NativeWorker, schema: Schema) -> None:
         self._native = native
         self._marks = {
-            number: Marks(dtype.name, dtype.itemsize * math.prod(shape))
+            (number, name): Marks(dtype.name, dtype.itemsize * math.prod(shape))
             for number, (name, dtype, shape) in enumerate(schema.fields)
             if name not in schema.kept
         }
 
     def put(self) -> None:
         """Before a fill."""
-        for number, marks in self._marks.items():
+        for (number, _), marks in self._marks.items():
             marks.put(self._memory(number))
 
-    def check(self, batch: WorkerBatch) -> None:
+    def check(self) -> None:
         """After it. Raises ValueError if a mark is left."""
-        for number, marks in self._marks.items():
+        for (number, name), marks in self._marks.items():
             memory = self._memory(number)
             place = marks.find(memory) if len(memory) else None
             if place is None:
                 continue
             rows = self._native.array(number).shape[0]
             raise ValueError(
-                f"row {place * rows // len(memory)} of field {batch.keys()[number]!r} of batch "
-                f"{batch._index} of epoch {batch.epoch} was not written: the consumer would get old "
-                f"elements. Write all elements of its {rows} rows, or set batch.rows if it has fewer"
+                f"row {place * rows // len(memory)} of field {name!r} of batch {self._native.index} of epoch "
+                f"{self._native.epoch} was not written: the consumer would get old elements. Write all "
+                f"elements of its {rows} rows, or set batch.rows if it has fewer"
             )
 
     def _memory(self, number: int) -> Any:

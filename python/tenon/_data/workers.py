@@ -31,8 +31,6 @@ from .unwritten import MarkedFields
 if TYPE_CHECKING:
     import multiprocessing.context
 
-    from .feed import Feed
-
 _LOOK_SECONDS = 0.01
 _LEAVE_SECONDS = 10.0  # that a thread may take to leave where it waits
 _END_SECONDS = 1.0
@@ -320,7 +318,7 @@ class _Batches:
             text += KEPT_HINT
             code = _core.UNWRITTEN
         elif self._marks is not None:
-            self._marks.check(batch)
+            self._marks.check()
         batch._let_go_of_all(frame)
         if code != _core.END_OF_EPOCH:
             self._note_index(batch)
@@ -449,9 +447,9 @@ class Inline:
         self._rules = rules
         self._batches: _Batches | None = None
         self._interrupt: BaseException | None = None
-        self._feed: weakref.ref[Feed] | None = None
+        self._feed: weakref.ref[Any] | None = None
 
-    def belong_to(self, feed: Feed) -> None:
+    def belong_to(self, feed: Any) -> None:
         self._feed = weakref.ref(feed)
 
     def interrupt(self, error: BaseException) -> None:

@@ -26,7 +26,7 @@ _MODES = ("queue", "broadcast", "latest")
 _WHEN_FULL = ("wait", "drop_oldest", "raise", "keep")
 
 
-class Channel(ChannelCalls):
+class Channel(ChannelCalls, membership.Member):
     """Passes arrays from producer processes to consumer processes without a copy.
 
     A process becomes a producer with its first `loan`, and a consumer with its first `recv`. It may be both.
@@ -61,9 +61,6 @@ class Channel(ChannelCalls):
     MemoryError, OSError
         As `empty`.
     """
-
-    _is_member = True
-    _is_member_in_children = True  # that are forked
 
     def __init__(
         self,

@@ -13,27 +13,32 @@ import contextlib
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
 
 from .. import _core
 from .._sync.engine import call_at_process_end, has_task_failed
 
-if TYPE_CHECKING:
-    from .channel import Channel
 
-_open: weakref.WeakSet[Channel] = weakref.WeakSet()
+class Member:
+    """A channel that is open."""
+
+    _native: _core.NativeChannel
+    _is_member = True
+    _is_member_in_children = True  # that are forked
+
+
+_open: weakref.WeakSet[Member] = weakref.WeakSet()
 _has_used = False
 _has_failed = False  # an exception has ended the program
 _inherited: object = None  # the exception that the parent has shown
 
 
-def add(channel: Channel) -> None:
+def add(channel: Member) -> None:
     _open.add(channel)
     if _has_used:
         _join(channel)
 
 
-def _join(channel: Channel) -> None:
+def _join(channel: Member) -> None:
     if channel._is_member:
         # A process is stopped, or too many have the memory.
         with contextlib.suppress(TimeoutError, OSError):
