@@ -23,6 +23,13 @@ def cells(column):
     return [name for row in table for name in re.findall(r"`([^`]+)`", row[column])]
 
 
+def test_the_glossary_is_short_and_has_each_word_once():
+    terms = (ROOT / "docs/glossary.md").read_text().split(SECTION)[0]
+    words = [word for row in re.findall(r"^\| \*\*(.+?)\*\*", terms, re.M) for word in row.split(", ")]
+    assert len(re.findall(r"^\| \*\*", terms, re.M)) <= 60
+    assert sorted(words) == sorted(set(words))
+
+
 @pytest.mark.parametrize("name", sorted({name for name in cells(2) if name != "-1"}))
 def test_names_of_c_are_in_its_headers(name):
     assert re.search(rf"\b{name}\b", C)
