@@ -417,8 +417,7 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
 // Fetches the cache lines that a receive of the most recent item needs, all at the same time. The producer
 // has written to each of them on another processor.
 void Channel::prefetch_item() const noexcept {
-  prefetch_to_read(&state_->counters.given);
-  prefetch_to_write(&state_->counters.passed);
+  table_.prefetch_to_find();
   const uint32_t slot = look(state_->recent_slot);
   if (slot >= plan_.slots) return;
   prefetch_to_write(&state_->slot_states()[slot]);
@@ -427,6 +426,7 @@ void Channel::prefetch_item() const noexcept {
 
 Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   prefetch_to_write(&state_->slot_states()[0]);  // the first that lend_spare() tries
+  table_.prefetch_to_give();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   const auto attempt = [&] { return try_loan(*item, deadline); };
   if (plan_.when_full == WhenFull::kRaise) {

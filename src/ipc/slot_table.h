@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/prefetch.h"
 #include "ipc/layout.h"
 
 namespace tenon::impl {
@@ -136,6 +137,17 @@ class SlotTable {
   // Passes all numbers that were given, and the next one: a thread that is about to take it may still get it.
   // Returns the number after it. Requires that no thread begins to take one.
   uint64_t begin_anew() const noexcept;
+
+  // Fetch the cache lines of the next number, all at the same time: to give it, and to find its item.
+  void prefetch_to_give() const noexcept {
+    prefetch_to_write(&counters_->given);
+    prefetch_to_write(&entry(given() + 1));
+  }
+  void prefetch_to_find() const noexcept {
+    prefetch_to_read(&counters_->given);
+    prefetch_to_write(&counters_->passed);
+    prefetch_to_read(&entry(observe(counters_->passed) + 1));
+  }
 
   // A slot with an item, and its word: ready(n), or claimed(p, n).
   struct Found {
