@@ -11,7 +11,7 @@
 #include "base/ref.h"
 #include "data/slot_layout.h"
 #include "data/slots.h"
-#include "data/ticket_queue.h"
+#include "data/ticket_ring.h"
 #include "ipc/schema.h"
 
 namespace tenon::impl {

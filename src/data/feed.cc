@@ -74,12 +74,12 @@ std::string views_text(tenon_view_count views) {
 
 // A slot that is lent.
 struct LentSlot {
-  TicketQueue::SlotUse use;
+  TicketRing::SlotUse use;
   tenon_view_count views;
 };
 
 // Oldest first.
-std::vector<LentSlot> held_slots(const Slots& slots, const std::vector<TicketQueue::SlotUse>& uses) {
+std::vector<LentSlot> held_slots(const Slots& slots, const std::vector<TicketRing::SlotUse>& uses) {
   std::vector<LentSlot> held;
   for (int32_t slot = 0; slot < slots.made(); ++slot) {
     const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
@@ -243,7 +243,7 @@ bool Feed::give_up_hung() {
 
 // Waits in steps. Between them, it looks whether a fill takes too long and whether the consumer holds all
 // slots. item: null, nothing is taken. False: the time has passed.
-bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery* item, TicketQueue::NextBatch& outcome) {
+bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::NextBatch& outcome) {
   const auto look = [&](int64_t ns) {
     return item != nullptr ? workers_->queue().next(ns, *item) : workers_->queue().peek(ns);
   };
@@ -263,7 +263,7 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery* item, TicketQueue::Ne
     }
     if (workers_->is_inline()) {
       outcome = look(0);
-      if (outcome != TicketQueue::NextBatch::kLate) return true;
+      if (outcome != TicketRing::NextBatch::kLate) return true;
       bool needs_slot = false;
       if (workers_->fill_inline(&needs_slot)) {
         if (!deadline.has_passed()) continue;  // each batch may be skipped
@@ -279,13 +279,13 @@ bool Feed::wait(int64_t timeout_ns, TicketQueue::Delivery* item, TicketQueue::Ne
       }
     }
     outcome = look(step);
-    if (outcome != TicketQueue::NextBatch::kLate) return true;
+    if (outcome != TicketRing::NextBatch::kLate) return true;
     if (watches_fill && give_up_hung()) continue;
     if (timeout_ns == 0 || deadline.has_passed()) return false;
   }
 }
 
-Ref<Batch> Feed::batch_of(const TicketQueue::Delivery& item) {
+Ref<Batch> Feed::batch_of(const TicketRing::Delivery& item) {
   Slots& slots = workers_->slots();
   const bool is_scarce =
       options_.on_starved == TENON_ON_STARVED_COPY && slots.lent() + 1 + workers_->count() > slots.count();
@@ -295,13 +295,13 @@ Ref<Batch> Feed::batch_of(const TicketQueue::Delivery& item) {
 }
 
 // What next() has found. False: the end of the epoch. Throws the failure of the generator.
-bool Feed::has_batch(TicketQueue::NextBatch outcome, const TicketQueue::Delivery& item) {
-  if (outcome == TicketQueue::NextBatch::kStopped) throw_error(Code::kClosed, "the feed is closed");
-  if (outcome == TicketQueue::NextBatch::kFailure) throw_failure(item);
-  return outcome == TicketQueue::NextBatch::kBatch;
+bool Feed::has_batch(TicketRing::NextBatch outcome, const TicketRing::Delivery& item) {
+  if (outcome == TicketRing::NextBatch::kStopped) throw_error(Code::kClosed, "the feed is closed");
+  if (outcome == TicketRing::NextBatch::kFailure) throw_failure(item);
+  return outcome == TicketRing::NextBatch::kBatch;
 }
 
-void Feed::throw_failure(const TicketQueue::Delivery& item) {
+void Feed::throw_failure(const TicketRing::Delivery& item) {
   const TicketFailure& f = *item.failure;
   const std::scoped_lock lock(failing_);
   failure_ = {};
@@ -332,15 +332,15 @@ void Feed::check_consumer() const {
 bool Feed::await(int64_t timeout_ns) {
   check_consumer();
   if (const Ref<DeviceBatches> device = device_batches()) return await_on_device(*device, timeout_ns);
-  TicketQueue::NextBatch outcome{};
+  TicketRing::NextBatch outcome{};
   return wait(timeout_ns, nullptr, outcome);
 }
 
 bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   check_consumer();
   if (const Ref<DeviceBatches> device = device_batches()) return next_on_device(*device, timeout_ns, batch);
-  TicketQueue::Delivery item;
-  TicketQueue::NextBatch outcome{};
+  TicketRing::Delivery item;
+  TicketRing::NextBatch outcome{};
   if (!wait(timeout_ns, &item, outcome)) return false;
   if (!has_batch(outcome, item)) {
     batch = {};
@@ -357,7 +357,7 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   return true;
 }
 
-std::string Feed::failure_text(const TicketQueue::Delivery& item) const {
+std::string Feed::failure_text(const TicketRing::Delivery& item) const {
   const TicketFailure& f = *item.failure;
   const std::string worker = f.pid != 0 ? concat("worker process ", f.worker, " (", f.pid, ")") : "";
   std::string text = concat("generator '", workers_->generator_name(), "' ");
@@ -413,7 +413,7 @@ std::string Feed::waiting_text() {
   if (const Ref<DeviceBatches> device = device_batches()) {
     if (device->ring().lent() == device->ring().count()) return device->held_text();
   }
-  const TicketQueue::Snapshot now = workers_->queue().snapshot();
+  const TicketRing::Snapshot now = workers_->queue().snapshot();
   if (!now.wanted) return "the batch has just become ready";
   std::string text =
       concat("no ", ticket_text(*now.wanted), " for ", seconds_text(now_ns() - now.waiting_since_ns), ": ");
@@ -424,7 +424,7 @@ std::string Feed::waiting_text() {
 }
 
 std::string Feed::held_text(uint64_t epoch) {
-  const std::vector<TicketQueue::SlotUse> uses = workers_->queue().uses();
+  const std::vector<TicketRing::SlotUse> uses = workers_->queue().uses();
   const int64_t now = now_ns();
   const std::vector<LentSlot> held = held_slots(workers_->slots(), uses);
   std::string text =
@@ -470,7 +470,7 @@ void Feed::close(int64_t timeout_ns) {
   }
   threads_->clear();
   if (have_left) return;
-  const TicketQueue::Snapshot now = workers_->queue().snapshot();
+  const TicketRing::Snapshot now = workers_->queue().snapshot();
   throw_error(Code::kTimeout, "the feed is closed, but generator '", workers_->generator_name(),
               "' has not returned",
               now.longest ? concat(" from ", ticket_text(now.longest->ticket), " for ",
@@ -503,11 +503,10 @@ tenon_feed_statistics Feed::statistics() {
   s.slots_held = slots.lent();
   workers_->put_counts(s);
   if (!process_.is_child()) {
-    const TicketQueue::Snapshot now = workers_->queue().snapshot();
+    const TicketRing::Snapshot now = workers_->queue().snapshot();
     s.slots_filling = now.filling;
     s.slots_ready = now.ready;
-    s.fill_ns = now.fill_ns;
-    s.starved_ns = workers_->is_inline() ? now.fill_ns : now.starved_ns;
+    s.starved_ns = workers_->is_inline() ? s.fill_ns : now.starved_ns;
     s.skipped = now.skipped;
     if (WorkerProcesses* const processes = workers_->processes()) s.restarted = processes->restarts();
     note_oldest(s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A feed: worker threads that run a generator on free slots, and the functions of the consumer. TicketQueue
+// A feed: worker threads that run a generator on free slots, and the functions of the consumer. TicketRing
 // has the order, Slots the memory, Batch the arrays, DeviceBatches the device slots and the copies to them.
 #pragma once
 
@@ -85,16 +85,16 @@ class Feed {
   void check_process() const;
   void check_consumer() const;
   void start_workers();
-  std::string failure_text(const TicketQueue::Delivery& item) const;
+  std::string failure_text(const TicketRing::Delivery& item) const;
   std::string held_text(uint64_t epoch);
   bool give_up_hung();
-  bool wait(int64_t timeout_ns, TicketQueue::Delivery* item, TicketQueue::NextBatch& outcome);
+  bool wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::NextBatch& outcome);
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;
   void help_starved();
-  Ref<Batch> batch_of(const TicketQueue::Delivery& item);
-  bool has_batch(TicketQueue::NextBatch outcome, const TicketQueue::Delivery& item);
-  [[noreturn]] void throw_failure(const TicketQueue::Delivery& item);
+  Ref<Batch> batch_of(const TicketRing::Delivery& item);
+  bool has_batch(TicketRing::NextBatch outcome, const TicketRing::Delivery& item);
+  [[noreturn]] void throw_failure(const TicketRing::Delivery& item);
   void note_delivery(const Batch& batch) noexcept;
 
   // On a device: feed_on_device.cc.

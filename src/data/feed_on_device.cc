@@ -15,7 +15,7 @@
 namespace tenon::impl {
 namespace {
 
-using NextBatch = TicketQueue::NextBatch;
+using NextBatch = TicketRing::NextBatch;
 
 constexpr int64_t kLook = 5'000'000;
 
@@ -96,14 +96,14 @@ void Feed::copy_to_device(DeviceBatches& device, DeviceBatches::Room room, Copie
 // Requires taking_ and staging_. Waits for nothing. The end of the epoch and failures stay in the queue.
 void Feed::copy_ahead(DeviceBatches& device) {
   if (device_.get() != &device) return;  // use_device() has replaced it meanwhile
-  TicketQueue& queue = workers_->queue();
+  TicketRing& queue = workers_->queue();
   while (queue.peek() == NextBatch::kBatch) {
     DeviceBatches::Room room = device.take(0);
     if (!room) return;
     FeedPosition before = queue.position();
     Copied& copied = ahead_.emplace_back();
     copied.before = std::move(before);
-    TicketQueue::Delivery item;
+    TicketRing::Delivery item;
     const NextBatch outcome = queue.next(0, item);
     copied.ticket = item.ticket;
     if (outcome == NextBatch::kBatch) {
@@ -194,7 +194,7 @@ bool Feed::next_on_device(DeviceBatches& device, int64_t timeout_ns, Ref<Batch>&
   std::optional<Copied> copied = take_copied(device);
   if (!copied) {
     DeviceBatches::Room room;
-    TicketQueue::Delivery item;
+    TicketRing::Delivery item;
     NextBatch outcome{};
     if (!wait_for_room(device, deadline, room) || !wait(left_of(deadline), &item, outcome)) return false;
     if (!has_batch(outcome, item)) {

@@ -22,7 +22,7 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 7;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 8;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
@@ -34,7 +34,8 @@ struct Ticket {
   uint64_t epoch = 0;
   uint64_t index = 0;                 // which batch it is: what it is filled from
   uint64_t place = 0;                 // of this rank, in the order of the epoch: data/order.h
-  uint64_t round = 0;                 // the number of begin() calls before: an epoch can begin several times
+  uint64_t number = 0;                // of the ticket: ipc/slot_table.h
+  uint64_t round = 0;                 // the first number of its round: an epoch can begin several times
   uint64_t seed = 0, epoch_seed = 0;  // these and the rest: of tenon_fill_request, set with the request
   uint64_t flags = 0, restore_nbytes = 0;
 };

@@ -22,7 +22,7 @@
 #include "base/spin_budget.h"
 #include "data/request_ring.h"
 #include "data/slots.h"
-#include "data/ticket_queue.h"
+#include "data/ticket_ring.h"
 #include "ipc/schema.h"
 #include "tenon/tenon.h"
 

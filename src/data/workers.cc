@@ -240,14 +240,11 @@ bool Workers::take_memory(int32_t slot, std::string& reason) noexcept {
 
 Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job) {
   const int32_t worker = loop.worker;
-  const bool goes_round = impl::goes_round(generator_, options_);
   while (true) {
     // Before it is its turn, a worker takes neither a slot nor the mutex of prepare.
-    if (goes_round) {
-      const TicketQueue::TicketTake turn = queue_.await_turn(worker, may_wait);
-      if (turn == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
-      if (turn == TicketQueue::TicketTake::kNone) return JobTake::kNone;
-    }
+    const TicketRing::TicketTake turn = queue_.await_turn(worker, may_wait);
+    if (turn == TicketRing::TicketTake::kStopped) return JobTake::kOver;
+    if (turn == TicketRing::TicketTake::kNone) return JobTake::kNone;
     job.slot = may_wait ? take_slot(loop, short_wait) : slots_->try_take(holder_of(loop));
     if (job.slot == Slots::kOver) return JobTake::kOver;
     if (job.slot == Slots::kNone) return JobTake::kNone;
@@ -261,11 +258,11 @@ Workers::JobTake Workers::take_job(FillLoop& loop, bool may_wait, SpinBudget& sh
         return JobTake::kNone;
       }
     }
-    const TicketQueue::TicketTake taken = queue_.take(worker, may_wait && !goes_round, job);
-    if (taken != TicketQueue::TicketTake::kTicket) {
+    const TicketRing::TicketTake taken = queue_.take(worker, job);
+    if (taken != TicketRing::TicketTake::kTicket) {
       slots_->give(job.slot);
-      if (taken == TicketQueue::TicketTake::kStopped) return JobTake::kOver;
-      if (may_wait) continue;  // the epoch has ended meanwhile
+      if (taken == TicketRing::TicketTake::kStopped) return JobTake::kOver;
+      if (may_wait) continue;  // another worker has taken the last one, or the epoch has ended
       return JobTake::kNone;
     }
     job.seed = batch_seed(options_.seed, job.epoch, job.index);
@@ -365,7 +362,7 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
     skips_.note_batch();
     times_[static_cast<size_t>(worker)].note(result.fill_ns);
     slots_->mark(job.slot, trace::kReady);
-    queue_.publish(job, result.fill_ns, result.report);
+    queue_.publish(job, result.report);
   } else if (result.code == TENON_END_OF_EPOCH) {
     queue_.finish(job, result.report);
   } else if (result.code == TENON_NO_BATCH) {
@@ -635,26 +632,24 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexce
     job.flags &= TENON_RESUMED;  // nothing is restored
     job.restore_nbytes = 0;
     job.slot = std::exchange(*spares++, Slots::kNone);
-    const bool is_hung = n == loop.settled;
-    bool is_again = !queue_.is_past(job);
-    if (is_hung && is_again) {
-      is_again = options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries;
-      if (is_again) {
-        ++job.retries;
-        retried_.fetch_add(1, std::memory_order_relaxed);
-      }
-    }
-    queue_.abandon(old.slot, is_again ? &job : nullptr);
-    if (is_again) {
-      slots_->begin_span(job.slot, number_, job.epoch, job.index);
-      put_back(job);
-      other.jobs[other.begun++ % kRingEntries] = std::move(job);
+    if (!queue_.abandon(old, job, holder_of(other))) {
+      slots_->give(job.slot);
       continue;
     }
-    slots_->give(job.slot);
-    if (!is_hung) continue;
-    (void)queue_.give_up(job, options_.on_error == TENON_ON_ERROR_SKIP,
-                         hung(loop.worker, "its thread is left behind"));
+    slots_->begin_span(job.slot, number_, job.epoch, job.index);
+    if (n == loop.settled) {  // the one that hangs
+      const bool is_again = options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries;
+      if (!is_again) {
+        options_.on_error == TENON_ON_ERROR_SKIP
+            ? queue_.skip(job)
+            : queue_.fail(job, hung(loop.worker, "its thread is left behind"));
+        continue;
+      }
+      ++job.retries;
+      retried_.fetch_add(1, std::memory_order_relaxed);
+    }
+    put_back(job);
+    other.jobs[other.begun++ % kRingEntries] = std::move(job);
   }
 }
 
@@ -785,6 +780,7 @@ bool Workers::wait_until_left(int64_t timeout_ns) {
 }
 
 void Workers::put_counts(tenon_feed_statistics& s) const noexcept {
+  for (const FillTimes& times : times_) s.fill_ns += times.sum_ns();
   s.retried = retried_.load(std::memory_order_relaxed);
   s.unwritten = unwritten_.load(std::memory_order_relaxed);
   s.abandoned = abandoned_.load(std::memory_order_relaxed);

@@ -22,7 +22,7 @@
 #include "data/reports.h"
 #include "data/skips.h"
 #include "data/slots.h"
-#include "data/ticket_queue.h"
+#include "data/ticket_ring.h"
 #include "data/worker_processes.h"
 #include "ipc/schema.h"
 #include "tenon/tenon.h"
@@ -53,7 +53,7 @@ class Workers {
   int32_t count() const noexcept { return count_; }
   int32_t loops() const noexcept { return static_cast<int32_t>(loops_.size()); }
   Slots& slots() const noexcept { return *slots_; }
-  TicketQueue& queue() noexcept { return queue_; }
+  TicketRing& queue() noexcept { return queue_; }
   const std::string& generator_name() const noexcept { return name_; }
   // Null: the workers are threads.
   WorkerProcesses* processes() noexcept { return processes_ ? &*processes_ : nullptr; }
@@ -191,7 +191,7 @@ class Workers {
   const Ref<Slots> slots_;
   const int32_t count_;
 
-  TicketQueue queue_;
+  TicketRing queue_;
   std::optional<WorkerProcesses> processes_;
   // Shared: plain counters.
   std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0}, abandoned_{0};

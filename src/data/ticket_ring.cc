@@ -1,0 +1,568 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/ticket_ring.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "ipc/layout.h"
+
+namespace tenon::impl {
+
+namespace {
+
+// For the short sections that are entered for each batch: a thread that finds the mutex locked looks some
+// times before it sleeps.
+std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock && !spin(kBriefLooks, [&lock] { return lock.try_lock(); })) lock.lock();
+  return lock;
+}
+
+void raise(std::atomic<uint64_t>& word, uint64_t value) noexcept {
+  uint64_t now = observe(word);
+  while (now < value && !exchange(word, now, value)) {
+  }
+}
+
+}  // namespace
+
+std::string ticket_text(const Ticket& ticket) {
+  return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
+}
+
+TicketRing::TicketRing(Ref<Slots> slots, Order order, int32_t round_robin, uint32_t feed)
+    : slots_(std::move(slots)),
+      table_(slots_->table()),
+      round_robin_(static_cast<uint64_t>(round_robin)),
+      feed_(feed),
+      order_(order),
+      records_(static_cast<size_t>(slots_->most())),
+      reports_(records_.size()),
+      failures_(std::make_unique_for_overwrite<std::byte[]>(records_.size() * sizeof(TicketFailure))),
+      starting_states_(round_robin_),
+      has_started_(round_robin_),
+      states_(round_robin_) {
+  store(shared_.base, round_.base);
+  store(shared_.limit, round_.limit);
+}
+
+// ------------------------------------------------------------------------------------------- workers
+
+// False: a consumer writes it now, or has written it meanwhile. The version is read again after the last
+// number. So if it is the same, the number was read before the consumer began, and it reads the last number
+// afterwards: the number that may follow here is below the next round's base.
+bool TicketRing::read_round(Round& round, SlotTable::Turn& turn) const noexcept {
+  // pairs with: change_round, "an even version"
+  const uint64_t version = observe(shared_.version);
+  if (version % 2 != 0) return false;
+  round.base = look(shared_.base);
+  round.limit = look(shared_.limit);
+  round.epoch = look(shared_.epoch);
+  round.begin = look(shared_.begin);
+  round.first_worker = look(shared_.first_worker);
+  round.flags = look(shared_.flags);
+  turn = table_.next_number();
+  // pairs with: change_round, "an odd version"
+  return observe(shared_.version) == version;
+}
+
+// kNone also while a consumer writes the round: it wakes those who wait for tickets afterwards.
+TicketRing::TicketTake TicketRing::look_for_turn(int32_t worker, Round& round,
+                                                 SlotTable::Turn& turn) const noexcept {
+  if (is_stopped()) return TicketTake::kStopped;
+  if (!read_round(round, turn)) return TicketTake::kNone;
+  if (turn.number >= round.limit || observe(shared_.closed) >= round.base) return TicketTake::kNone;
+  const bool is_its_turn = round_robin_ == 0 || worker_of(round, round.begin + (turn.number - round.base)) ==
+                                                    static_cast<uint64_t>(worker);
+  return is_its_turn ? TicketTake::kTicket : TicketTake::kNone;
+}
+
+TicketRing::TicketTake TicketRing::await_turn(int32_t worker, bool may_wait) {
+  Round round;
+  SlotTable::Turn turn;
+  TicketTake found = look_for_turn(worker, round, turn);
+  if (found == TicketTake::kNone && may_wait) {
+    (void)work_.sleep(Deadline(-1), [&] {
+      found = look_for_turn(worker, round, turn);
+      return found != TicketTake::kNone;
+    });
+  }
+  return found;
+}
+
+Ticket TicketRing::ticket_at(const Round& round, uint64_t number) const noexcept {
+  const uint64_t place = round.begin + (number - round.base);
+  return {.slot = -1,
+          .epoch = round.epoch,
+          .index = order_.index_at(round.epoch, round.begin, place),
+          .place = place,
+          .number = number,
+          .round = round.base,
+          .flags = round.flags};
+}
+
+void TicketRing::write_record(const Ticket& ticket) noexcept {
+  SlotRecord& to = record(static_cast<uint32_t>(ticket.slot));
+  // pairs with: read_record, use_of, "a word that others look at"
+  impl::publish(to.number, ticket.number);
+  impl::publish(to.round, ticket.round);
+  impl::publish(to.epoch, ticket.epoch);
+  impl::publish(to.index, ticket.index);
+  impl::publish(to.place, ticket.place);
+  impl::publish(to.flags, ticket.flags);
+  impl::publish(to.since_ns, now_ns());
+  impl::publish(to.outcome, Outcome::kNone);
+}
+
+Ticket TicketRing::read_record(uint32_t slot) const noexcept {
+  const SlotRecord& from = record(slot);
+  return {.slot = static_cast<int32_t>(slot),
+          .epoch = look(from.epoch),
+          .index = look(from.index),
+          .place = look(from.place),
+          .number = look(from.number),
+          .round = look(from.round),
+          .flags = look(from.flags)};
+}
+
+TicketRing::TicketTake TicketRing::take(int32_t worker, Ticket& ticket) {
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  Round round;
+  SlotTable::Turn turn;
+  while (true) {
+    const TicketTake found = look_for_turn(worker, round, turn);
+    if (found != TicketTake::kTicket) return found;
+    const int32_t own_slot = ticket.slot;
+    ticket = ticket_at(round, turn.number);
+    ticket.slot = own_slot;
+    write_record(ticket);
+    if (table_.take_number(slot, turn)) break;
+    table_.hold(SlotWord::holder(table_.word(slot)), slot);  // before the record changes again
+  }
+  if (round_robin_ != 0) work_.signal_all();
+  return TicketTake::kTicket;
+}
+
+// False: it is dropped, and its slot is free. The base is read after the word has changed. Whoever begins a
+// round stores the base, then looks at the words. So one of the two gives the slot back.
+bool TicketRing::settle(const Ticket& ticket, Outcome outcome, FillReport& report) noexcept {
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  reports_[slot] = std::move(report);
+  impl::publish(record(slot).outcome, outcome);
+  if (!table_.settle(slot, ticket.number)) {
+    reports_[slot] = {};
+    slots_->give(ticket.slot);
+    return false;
+  }
+  if (ticket.number < base()) {
+    drop_past(slot, SlotWord::ready(ticket.number));
+    return false;
+  }
+  return true;
+}
+
+void TicketRing::drop_past(uint32_t slot, uint64_t word) noexcept {
+  if (!table_.take(Slots::kNobody, slot, word, 0)) return;
+  reports_[slot] = {};
+  slots_->give(static_cast<int32_t>(slot));
+}
+
+void TicketRing::publish(const Ticket& ticket, FillReport report) noexcept {
+  // A consumer sleeps, then looks at the word; here the word changes before. A consumer that takes the ticket
+  // before this one looks at this one afterwards.
+  if (settle(ticket, Outcome::kBatch, report) && ticket.number == table_.passed() + 1) settled_.signal_all();
+}
+
+void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, FillReport report) noexcept {
+  std::construct_at(failure_in(static_cast<uint32_t>(ticket.slot)), failure);
+  if (!settle(ticket, Outcome::kFailure, report)) return;
+  raise(shared_.closed, ticket.number);
+  settled_.signal_all();
+}
+
+void TicketRing::skip(const Ticket& ticket, FillReport report) noexcept {
+  if (!settle(ticket, Outcome::kSkip, report)) return;
+  skipped_.fetch_add(1, std::memory_order_relaxed);
+  settled_.signal_all();
+}
+
+void TicketRing::finish(const Ticket& ticket, FillReport report) noexcept {
+  if (!settle(ticket, Outcome::kEnd, report)) return;
+  raise(shared_.closed, ticket.number);
+  settled_.signal_all();
+}
+
+std::optional<StateRef> TicketRing::first_state(const Ticket& ticket, int32_t worker) {
+  const std::scoped_lock lock(starting_);
+  uint64_t& started = has_started_[static_cast<size_t>(worker)];
+  if (ticket.round != starting_base_ || started == ticket.round) return std::nullopt;
+  started = ticket.round;
+  return starting_states_[static_cast<size_t>(worker)];
+}
+
+bool TicketRing::is_past(const Ticket& ticket) const noexcept {
+  const uint64_t word = table_.word(static_cast<uint32_t>(ticket.slot));
+  return is_stopped() || ticket.number < base() || ticket.number <= table_.passed() ||
+         SlotWord::kind(word) != SlotWord::kHeld || SlotWord::number(word) != ticket.number;
+}
+
+// ------------------------------------------------------------------------------------------- consumers
+
+// Passes what is skipped.
+TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
+  while (true) {
+    if (next_ == round_.limit) return Front::kEnd;
+    if (failed_ == next_) return Front::kFailure;
+    const uint32_t slot = table_.slot_of(next_);
+    if (slot == SlotTable::kNone || table_.word(slot) != SlotWord::ready(next_)) return Front::kPending;
+    if (found != nullptr) *found = slot;
+    const Outcome outcome = look(record(slot).outcome);
+    if (outcome == Outcome::kBatch) return Front::kBatch;
+    if (outcome == Outcome::kFailure) return Front::kFailure;
+    if (outcome == Outcome::kEnd) return Front::kEnd;
+    FillReport report;
+    receive(slot, report);
+    note_report(place_of(next_), report);
+    slots_->give(static_cast<int32_t>(slot));
+    pass_front();
+  }
+}
+
+// Of the settled ticket next_.
+void TicketRing::receive(uint32_t slot, FillReport& report) noexcept {
+  (void)table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_);
+  report = std::exchange(reports_[slot], {});
+}
+
+void TicketRing::pass_front() noexcept {
+  table_.pass(next_);
+  ++next_;
+  // Its worker may have read the ticket before it as the consumer's next one, and then wakes no one.
+  if (is_ready(next_)) settled_.signal_all();
+}
+
+// The consumer is behind the place now.
+void TicketRing::note_report(uint64_t place, FillReport& report) noexcept {
+  ignored_index_ = ignored_index_ || report.ignored_index;
+  if (report.state) states_[worker_of(round_, place)] = std::move(report.state);
+}
+
+// Begins a round of so many tickets.
+void TicketRing::change_round(Round round, uint64_t length) noexcept {
+  const uint64_t version = observe(shared_.version);
+  // pairs with: read_round, "an odd version"
+  announce(shared_.version, version + 1);
+  round.base = table_.begin_anew();
+  round.limit = length == Order::kNoEnd ? UINT64_MAX : round.base + length;
+  {
+    const std::scoped_lock lock(starting_);
+    starting_base_ = round.base;
+    starting_states_ = states_;
+  }
+  announce(shared_.base, round.base);
+  impl::publish(shared_.limit, round.limit);
+  impl::publish(shared_.epoch, round.epoch);
+  impl::publish(shared_.begin, round.begin);
+  impl::publish(shared_.first_worker, round.first_worker);
+  impl::publish(shared_.flags, round.flags);
+  // pairs with: read_round, "an even version"
+  announce(shared_.version, version + 2);
+  round_ = round;
+  next_ = round.base;
+  for (int32_t i = 0; i < slots_->made(); ++i) {
+    const auto slot = static_cast<uint32_t>(i);
+    const uint64_t word = table_.word(slot);
+    if (SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) < round.base)
+      drop_past(slot, word);
+  }
+  work_.signal_all();
+}
+
+void TicketRing::end_epoch() noexcept {
+  uint32_t slot = SlotTable::kNone;
+  const Front front = look_at_front(&slot);
+  if (front == Front::kEnd && next_ != round_.limit) note_report(place_of(next_), reports_[slot]);
+  change_round({.epoch = epoch_}, 0);
+  end_waiting();
+  is_active_ = false;
+}
+
+void TicketRing::notify_consumers() noexcept {
+  announce(changes_, observe(changes_) + 1);
+  settled_.signal_all();
+}
+
+void TicketRing::begin() {
+  const std::scoped_lock lock(consuming_);
+  if (is_stopped()) throw_error(Code::kClosed, "the feed is closed");
+  if (is_active_) end_epoch();
+  Round round;
+  if (has_start_) {
+    is_resumed_ = is_resumed_ || has_begun_ || start_.epoch != 0 || start_.place != 0;
+    states_ = std::move(start_.states);
+    states_.resize(round_robin_);
+    epoch_ = start_.epoch;
+    round.begin = start_.place;
+    round.first_worker = static_cast<uint64_t>(start_.worker);
+  } else {
+    ++epoch_;
+  }
+  has_start_ = false;
+  has_begun_ = true;
+  round.epoch = epoch_;
+  round.flags = is_resumed_ ? uint64_t{TENON_RESUMED} : 0;
+  const uint64_t end = order_.end(round.begin);
+  is_active_ = true;
+  change_round(round, end == Order::kNoEnd ? Order::kNoEnd : end - round.begin);
+  notify_consumers();
+}
+
+void TicketRing::seek(uint64_t epoch, uint64_t place) {
+  const int32_t worker = round_robin_ == 0 ? 0 : static_cast<int32_t>(place % round_robin_);
+  seek({.epoch = epoch, .place = place, .worker = worker, .states = {}});
+}
+
+void TicketRing::seek(FeedPosition position) {
+  const std::scoped_lock lock(consuming_);
+  start_ = std::move(position);
+  start_.states.resize(round_robin_);
+  has_start_ = true;
+}
+
+FeedPosition TicketRing::position() {
+  const std::scoped_lock lock(consuming_);
+  if (is_active_) (void)look_at_front();
+  const uint64_t place = place_of(next_);
+  // At the end of this rank's batches others may have some. An end that the generator has said counts once
+  // the consumer has seen it: the position does not depend on how far ahead the workers are.
+  const bool has_left = next_ != round_.limit || !order_.is_end_of_all(round_.begin, place);
+  FeedPosition found{.ignored_index = ignored_index_, .states = states_};
+  if (is_active_ && has_left) {
+    found.epoch = epoch_;
+    found.place = order_.delivered_by_all(round_.begin, place);
+    found.worker = static_cast<int32_t>(worker_of(round_, place));
+    return found;
+  }
+  if (has_start_) return start_;
+  found.epoch = epoch_ + 1;
+  return found;
+}
+
+void TicketRing::note_failure(const TicketFailure& failure) noexcept {
+  failure_ = failure;
+  failed_ = next_;
+  raise(shared_.closed, next_);
+}
+
+bool TicketRing::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
+  const std::scoped_lock lock(consuming_);
+  if (!is_active_ || look_at_front() != Front::kPending) return false;
+  const uint32_t slot = table_.slot_of(next_);
+  if (slot == SlotTable::kNone || now_ns() - look(record(slot).since_ns) < longer_than_ns) return false;
+  if (!table_.leave(slot, next_)) return false;  // it has just been settled
+  if (skips) {
+    skipped_.fetch_add(1, std::memory_order_relaxed);
+    pass_front();
+  } else {
+    note_failure(failure);
+  }
+  notify_consumers();
+  return true;
+}
+
+bool TicketRing::fail_wanted(const TicketFailure& failure) {
+  const std::scoped_lock lock(consuming_);
+  if (!is_active_ || look_at_front() != Front::kPending) return false;
+  note_failure(failure);
+  notify_consumers();
+  return true;
+}
+
+// The entry changes after the word, and only from the slot of the ticket, which may be free by then.
+bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t holder) {
+  const std::scoped_lock lock(consuming_);
+  const auto from = static_cast<uint32_t>(ticket.slot), to = static_cast<uint32_t>(again.slot);
+  const bool is_awaited = is_active_ && ticket.number >= next_ && ticket.number != failed_;
+  if (is_awaited) {
+    Ticket moved = ticket;
+    moved.slot = again.slot;
+    write_record(moved);
+    table_.hold(holder, to, ticket.number);
+  }
+  if (!table_.leave(from, ticket.number)) {
+    if (is_awaited) table_.hold(Slots::kNobody, to);
+    return false;
+  }
+  impl::publish(record(from).outcome, Outcome::kElsewhere);
+  if (is_awaited) table_.move(ticket.number, from, to);
+  return is_awaited;
+}
+
+void TicketRing::end() {
+  const std::scoped_lock lock(consuming_);
+  if (is_active_) end_epoch();
+  notify_consumers();
+}
+
+void TicketRing::end_at(FeedPosition delivered) {
+  const std::scoped_lock lock(consuming_);
+  if (is_active_) end_epoch();
+  states_ = std::move(delivered.states);
+  states_.resize(round_robin_);
+  ignored_index_ = delivered.ignored_index;
+  notify_consumers();
+}
+
+void TicketRing::stop() {
+  const std::scoped_lock lock(consuming_);
+  if (is_active_) end_epoch();
+  announce(is_stopped_, 1U);
+  work_.signal_all();
+  notify_consumers();
+}
+
+// A wait begins with the first call of next() that finds no result. It ends with the next call that finds
+// one.
+void TicketRing::begin_waiting(int64_t now) noexcept {
+  waiting_since_ns_ = now;
+  waiting_ = trace::open(trace::SpanKind::kStarved, trace::key_of(this), [this](trace::Record& record) {
+    record.group = feed_;
+    record.epoch = epoch_;
+    record.index = order_.index_at(epoch_, round_.begin, place_of(next_));
+  });
+}
+
+void TicketRing::end_waiting() noexcept {
+  waiting_since_ns_ = 0;
+  trace::close(std::exchange(waiting_, trace::kNoSpan), trace::key_of(this), trace::SpanOutcome::kDone);
+}
+
+// True if next() has a result.
+bool TicketRing::wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns) {
+  if (is_settled()) return true;
+  const int64_t start = now_ns();
+  if (waiting_since_ns_ == 0) begin_waiting(start);
+  if (timeout_ns == 0) return false;
+  const bool is_in_time = poll_settled(lock) || sleep_settled(lock, Deadline(timeout_ns));
+  const int64_t waited = now_ns() - start;
+  short_wait_.note(waited);
+  starved_ns_ += static_cast<uint64_t>(waited);
+  return is_in_time;
+}
+
+bool TicketRing::poll_settled(std::unique_lock<std::mutex>& lock) {
+  const int64_t budget = short_wait_.budget_ns();
+  const Seen before = seen();
+  lock.unlock();
+  const bool changed = SpinBudget::poll(budget, [&] { return has_changed(before); });
+  lock.lock();
+  return changed && is_settled();
+}
+
+bool TicketRing::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+  while (!is_settled()) {
+    const Seen before = seen();
+    lock.unlock();
+    const bool is_in_time = settled_.sleep(deadline, [&] { return has_changed(before); });
+    lock.lock();
+    if (!is_in_time) return is_settled();
+  }
+  return true;
+}
+
+TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
+  std::unique_lock lock = lock_soon(consuming_);
+  if (!wait_settled(lock, timeout_ns)) return NextBatch::kLate;
+  end_waiting();
+  if (is_stopped()) return NextBatch::kStopped;
+  uint32_t slot = SlotTable::kNone;
+  const Front front = is_active_ ? look_at_front(&slot) : Front::kEnd;
+  if (front == Front::kEnd) {
+    if (is_active_) end_epoch();
+    return NextBatch::kEnd;
+  }
+  if (front == Front::kFailure) {
+    item.ticket = ticket_at(round_, next_);
+    const bool is_reported = failed_ != next_;
+    item.failure = is_reported ? *failure_in(slot) : failure_;
+    if (is_reported) note_report(place_of(next_), reports_[slot]);
+    end_epoch();
+    notify_consumers();
+    return NextBatch::kFailure;
+  }
+  item.ticket = read_record(slot);
+  FillReport report;
+  receive(slot, report);
+  note_report(item.ticket.place, report);
+  impl::publish(record(slot).since_ns, now_ns());
+  pass_front();
+  return NextBatch::kBatch;
+}
+
+TicketRing::NextBatch TicketRing::peek(int64_t timeout_ns) {
+  std::unique_lock lock(consuming_);
+  if (!is_settled() && (timeout_ns == 0 || !wait_settled(lock, timeout_ns))) return NextBatch::kLate;
+  if (is_stopped()) return NextBatch::kStopped;
+  const Front front = is_active_ ? look_at_front() : Front::kEnd;
+  if (front == Front::kEnd) return NextBatch::kEnd;
+  return front == Front::kFailure ? NextBatch::kFailure : NextBatch::kBatch;
+}
+
+// ------------------------------------------------------------------------------------------- statistics
+
+int32_t TicketRing::count_ready() const noexcept {
+  int32_t n = 0;
+  for (int32_t i = 0; i < slots_->made(); ++i) {
+    const auto slot = static_cast<uint32_t>(i);
+    if (SlotWord::kind(table_.word(slot)) == SlotWord::kReady &&
+        look(record(slot).outcome) == Outcome::kBatch)
+      ++n;
+  }
+  return n;
+}
+
+TicketRing::SlotUse TicketRing::use_of(uint32_t slot) const noexcept {
+  SlotUse use;
+  uint64_t before = 0, word = 0;
+  do {
+    before = table_.word(slot);
+    const Outcome outcome = look(record(slot).outcome);
+    use.ticket = read_record(slot);
+    use.since_ns = look(record(slot).since_ns);
+    const bool is_left = SlotWord::kind(before) == SlotWord::kLeft && outcome != Outcome::kElsewhere;
+    const bool is_held = SlotWord::kind(before) == SlotWord::kHeld && SlotWord::number(before) != 0 &&
+                         SlotWord::holder(before) >= Slots::kFirstLoop;
+    use.is_filling = is_left || is_held;
+    word = table_.word(slot);
+  } while (word != before);
+  return use;
+}
+
+TicketRing::Snapshot TicketRing::snapshot() {
+  const std::scoped_lock lock(consuming_);
+  Snapshot view;
+  view.ready = count_ready();
+  view.skipped = skipped_.load(std::memory_order_relaxed);
+  view.starved_ns = starved_ns_;
+  if (waiting_since_ns_ != 0) {
+    view.wanted = ticket_at(round_, next_);
+    view.waiting_since_ns = waiting_since_ns_;
+  }
+  for (const SlotUse& use : uses()) {
+    if (!use.is_filling) continue;
+    ++view.filling;
+    if (!view.longest || use.since_ns < view.longest->since_ns) view.longest = use;
+  }
+  return view;
+}
+
+std::vector<TicketRing::SlotUse> TicketRing::uses() const {
+  std::vector<SlotUse> uses(records_.size());
+  for (int32_t slot = 0; slot < slots_->made(); ++slot)
+    uses[static_cast<size_t>(slot)] = use_of(static_cast<uint32_t>(slot));
+  return uses;
+}
+
+}  // namespace tenon::impl

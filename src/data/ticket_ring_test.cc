@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/ticket_ring.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/repeats_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+TicketFailure failure_of(int32_t code, const std::string& message) {
+  TicketFailure failure;
+  failure.code = code;
+  failure.set_message(message.c_str());
+  return failure;
+}
+
+using NextBatch = TicketRing::NextBatch;
+
+// A ring and its slots, driven by one thread.
+struct Bench {
+  Bench(const SlotsPlan& plan, int64_t batches, int32_t round_robin = 0)
+      : slots(Slots::create(plan)),
+        ring(slots, Order(batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches)), round_robin) {}
+  Bench(int32_t slot_count, int64_t batches, int32_t round_robin = 0)
+      : Bench(SlotsPlan{slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))}, batches, round_robin) {}
+
+  Ticket take() {
+    Ticket ticket{.slot = slots->try_take(Slots::kFirstLoop)};
+    EXPECT_GE(ticket.slot, 0);
+    EXPECT_EQ(ring.take(0, ticket), TicketRing::TicketTake::kTicket);
+    return ticket;
+  }
+  void publish(const Ticket& ticket) { ring.publish(ticket); }
+  NextBatch next() { return ring.next(0, item); }
+  int32_t free_slots() {
+    std::vector<int32_t> taken;
+    for (int32_t slot = slots->try_take(); slot >= 0; slot = slots->try_take()) taken.push_back(slot);
+    for (const int32_t slot : taken) slots->give(slot);
+    return static_cast<int32_t>(taken.size());
+  }
+
+  Ref<Slots> slots;
+  TicketRing ring;
+  TicketRing::Delivery item;
+};
+
+TEST(TicketRing, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
+  Bench bench(4, 3);
+  bench.ring.begin();
+  const auto first = bench.take();
+  const auto second = bench.take();
+  const auto third = bench.take();
+  EXPECT_EQ(third.index, 2u);
+  bench.publish(third);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+  EXPECT_EQ(bench.item.ticket.slot, first.slot);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  bench.publish(second);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.slot, second.slot);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.slot, third.slot);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+}
+
+TEST(TicketRing, EpochsCountFromZeroAndBeginAnew) {
+  Bench bench(2, 1);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    bench.ring.begin();
+    const Ticket job = bench.take();
+    EXPECT_EQ(job.epoch, epoch);
+    EXPECT_EQ(job.index, 0u);
+    bench.publish(job);
+    ASSERT_EQ(bench.next(), NextBatch::kBatch);
+    bench.slots->give(bench.item.ticket.slot);
+    EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  }
+}
+
+TEST(TicketRing, EndingAnEpochFreesWhatWasNotDelivered) {
+  Bench bench(4, -1);
+  bench.ring.begin();
+  bench.publish(bench.take());
+  bench.publish(bench.take());
+  const auto late = bench.take();
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.free_slots(), 1);
+  bench.ring.end();
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  EXPECT_EQ(bench.free_slots(), 2);
+  bench.ring.begin();
+  bench.publish(late);  // of the epoch before
+  EXPECT_EQ(bench.free_slots(), 3);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  EXPECT_EQ(bench.ring.snapshot().ready, 0);
+}
+
+TEST(TicketRing, AFailureComesAtItsPlaceAndEndsTheEpoch) {
+  Bench bench(4, -1);
+  bench.ring.begin();
+  const auto first = bench.take();
+  const auto failing = bench.take();
+  const auto later = bench.take();
+  bench.ring.fail(failing, failure_of(7, "no more"));
+  bench.publish(later);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
+  EXPECT_EQ(bench.item.ticket.index, 1u);
+  EXPECT_EQ(bench.item.failure->code, 7);
+  EXPECT_STREQ(bench.item.failure->message, "no more");
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  EXPECT_EQ(bench.free_slots(), 3);
+  bench.ring.begin();
+  EXPECT_EQ(bench.take().index, 0u);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+}
+
+TEST(TicketRing, AfterAFailureNoLaterTicketIsGiven) {
+  Bench bench(4, -1);
+  bench.ring.begin();
+  const auto failing = bench.take();
+  bench.ring.fail(failing, failure_of(1, ""));
+  bool took = true;
+  std::thread worker([&] {
+    Ticket ticket{.slot = bench.slots->try_take()};
+    took = bench.ring.take(0, ticket) == TicketRing::TicketTake::kTicket ||
+           bench.ring.await_turn(0, true) != TicketRing::TicketTake::kStopped;
+  });
+  bench.ring.stop();
+  worker.join();
+  EXPECT_FALSE(took);
+}
+
+TEST(TicketRing, ALongMessageIsCut) {
+  Bench bench(2, -1);
+  bench.ring.begin();
+  const auto failing = bench.take();
+  bench.ring.fail(failing, failure_of(1, std::string(10'000, 'x')));
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
+  EXPECT_EQ(bench.item.failure->message, std::string(kMessageSize - 1, 'x'));
+}
+
+TEST(TicketRing, StopWakesWorkersAndConsumers) {
+  Bench bench(2, -1);
+  NextBatch outcome = NextBatch::kBatch;
+  bench.ring.begin();
+  const auto busy = bench.take();
+  std::thread consumer([&] { outcome = bench.ring.next(-1, bench.item); });
+  bench.ring.stop();
+  consumer.join();
+  EXPECT_EQ(outcome, NextBatch::kStopped);
+  Ticket ticket{.slot = bench.slots->try_take()};
+  EXPECT_EQ(bench.ring.take(0, ticket), TicketRing::TicketTake::kStopped);
+  bench.slots->give(ticket.slot);
+  bench.publish(busy);
+  EXPECT_EQ(bench.free_slots(), 2);
+  EXPECT_THROW(bench.ring.begin(), Error);
+}
+
+TEST(TicketRing, ASnapshotTellsWhoIsBusyWithWhat) {
+  Bench bench(4, -1);
+  bench.ring.begin();
+  const auto oldest = bench.take();
+  bench.publish(bench.take());
+  bench.take();
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  const TicketRing::Snapshot now = bench.ring.snapshot();
+  EXPECT_EQ(now.filling, 2);
+  EXPECT_EQ(now.ready, 1);
+  ASSERT_TRUE(now.wanted.has_value());
+  EXPECT_EQ(now.wanted->index, 0u);
+  ASSERT_TRUE(now.longest.has_value());
+  EXPECT_EQ(now.longest->ticket.index, oldest.index);
+}
+
+// Oracle: each index must reach exactly one of the consumers, each consumer sees them rising.
+TEST(TicketRing, SeveralConsumersShareTheBatches) {
+  constexpr uint64_t kBatches = 20'000;
+  Bench bench(4, kBatches);
+  bench.ring.begin();
+  std::vector<std::thread> threads;
+  for (int32_t worker = 0; worker < 2; ++worker) {
+    threads.emplace_back([&bench, worker] {
+      while (true) {
+        Ticket ticket{.slot = bench.slots->take()};
+        if (ticket.slot < 0) return;
+        const TicketRing::TicketTake taken = bench.ring.take(worker, ticket);
+        if (taken == TicketRing::TicketTake::kTicket) {
+          bench.ring.publish(ticket);
+          continue;
+        }
+        bench.slots->give(ticket.slot);
+        if (taken == TicketRing::TicketTake::kStopped) return;
+        (void)bench.ring.await_turn(worker, true);
+      }
+    });
+  }
+  std::vector<int> seen(kBatches);
+  std::atomic<int> disorder{0};
+  std::vector<std::thread> consumers;
+  for (int c = 0; c < 2; ++c) {
+    consumers.emplace_back([&] {
+      TicketRing::Delivery item;
+      uint64_t least = 0;
+      while (bench.ring.next(-1, item) == NextBatch::kBatch) {
+        if (item.ticket.index < least) ++disorder;
+        least = item.ticket.index + 1;
+        ++seen[item.ticket.index];  // a data race if two got the same
+        bench.slots->give(item.ticket.slot);
+      }
+    });
+  }
+  for (std::thread& consumer : consumers) consumer.join();
+  bench.ring.stop();
+  bench.slots->wake();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(disorder, 0);
+  EXPECT_EQ(seen, std::vector<int>(kBatches, 1));
+}
+
+TEST(TicketRing, AFailureOfABatchThatWasNotBegunEndsItsEpochOnly) {
+  Bench bench(2, 2);
+  TicketFailure failure = failure_of(-1, "an earlier call hangs");
+  bench.ring.begin();
+  ASSERT_TRUE(bench.ring.fail_wanted(failure));
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
+  bench.ring.begin();
+  ASSERT_EQ(bench.next(), NextBatch::kLate) << "the failure of the epoch before";
+  bench.publish(bench.take());
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.epoch, 1u);
+  bench.slots->give(bench.item.ticket.slot);
+}
+
+using TicketTake = TicketRing::TicketTake;
+
+// What a thread does that has begun to take a ticket, and then does not run for a while.
+struct Stopped {
+  explicit Stopped(Bench& of)
+      : bench(of), slot(of.slots->try_take()), turn(of.slots->table().next_number()) {}
+  bool go_on() { return bench.slots->table().take_number(static_cast<uint32_t>(slot), turn); }
+
+  Bench& bench;
+  int32_t slot;
+  SlotTable::Turn turn;
+};
+
+TEST(TicketRing, AWorkerThatStopsBeforeItHasItsTicketStopsNoOther) {
+  Bench bench(4, 3);
+  bench.ring.begin();
+  Stopped stopped(bench);
+  for (uint64_t i = 0; i < 3; ++i) {
+    bench.publish(bench.take());
+    ASSERT_EQ(bench.next(), NextBatch::kBatch);
+    EXPECT_EQ(bench.item.ticket.index, i);
+    bench.slots->give(bench.item.ticket.slot);
+  }
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  EXPECT_FALSE(stopped.go_on()) << "another worker has this ticket";
+  bench.slots->give(stopped.slot);
+  EXPECT_EQ(bench.free_slots(), 4);
+}
+
+TEST(TicketRing, AWorkerThatStopsInItsFillStopsNoOther) {
+  Bench bench(4, 4);
+  bench.ring.begin();
+  const Ticket first = bench.take(), stopped = bench.take(), third = bench.take();
+  bench.publish(third);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  bench.slots->give(bench.item.ticket.slot);
+  bench.publish(bench.take());
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  bench.publish(stopped);
+  for (uint64_t i = 1; i < 4; ++i) {
+    ASSERT_EQ(bench.next(), NextBatch::kBatch);
+    EXPECT_EQ(bench.item.ticket.index, i);
+  }
+}
+
+// It has read the last number of the first epoch, and takes the next one in the second.
+TEST(TicketRing, AWorkerThatIsLateGetsATicketOfNoEpoch) {
+  Bench bench(3, 2);
+  bench.ring.begin();
+  Stopped late(bench);
+  bench.ring.begin();
+  EXPECT_TRUE(late.go_on());
+  const Ticket ticket{.slot = late.slot, .number = late.turn.number};
+  EXPECT_TRUE(bench.ring.is_past(ticket));
+  bench.publish(bench.take());
+  bench.publish(ticket);
+  EXPECT_EQ(bench.free_slots(), 2);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.epoch, 1u);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+}
+
+TEST(TicketRing, WhatIsSettledWithoutABatchKeepsItsSlotUntilTheConsumerIsTold) {
+  Bench bench(4, 3);
+  bench.ring.begin();
+  const Ticket first = bench.take();
+  bench.ring.skip(bench.take());
+  EXPECT_EQ(bench.free_slots(), 2);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  EXPECT_EQ(bench.free_slots(), 3);
+  bench.ring.finish(bench.take());
+  EXPECT_EQ(bench.free_slots(), 2);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);
+  EXPECT_EQ(bench.free_slots(), 3);
+  EXPECT_EQ(bench.ring.snapshot().skipped, 1u);
+}
+
+SlotsPlan plan_with_spare() {
+  SlotsPlan plan{2, static_cast<size_t>(sysconf(_SC_PAGESIZE))};
+  plan.spares = 1;
+  return plan;
+}
+
+// A ticket whose worker hangs, and a spare slot for it.
+struct Hung : Bench {
+  Hung() : Bench(plan_with_spare(), 3) {
+    ring.begin();
+    ticket = take();
+    again = ticket;
+    again.slot = slots->take_spare();
+  }
+  Ticket ticket, again;
+};
+
+TEST(TicketRing, AnAbandonedTicketGoesOnInAnotherSlotAndWhatComesLateIsDropped) {
+  Hung bench;
+  ASSERT_TRUE(bench.ring.abandon(bench.ticket, bench.again, Slots::kFirstLoop + 1));
+  EXPECT_TRUE(bench.ring.is_past(bench.ticket));
+  EXPECT_FALSE(bench.ring.is_past(bench.again));
+  EXPECT_EQ(bench.ring.snapshot().filling, 1);
+  EXPECT_EQ(bench.free_slots(), 1);
+  bench.ring.fail(bench.ticket, failure_of(1, "late"));
+  EXPECT_EQ(bench.free_slots(), 2) << "its slot is free, once";
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  bench.publish(bench.again);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.slot, bench.again.slot);
+  bench.publish(bench.take());
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, 1u);
+}
+
+TEST(TicketRing, ATicketThatIsSettledIsNotAbandoned) {
+  Hung bench;
+  bench.publish(bench.ticket);
+  EXPECT_FALSE(bench.ring.abandon(bench.ticket, bench.again, Slots::kFirstLoop + 1));
+  EXPECT_EQ(bench.free_slots(), 1) << "the spare slot is the caller's";
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.slot, bench.ticket.slot);
+}
+
+TEST(TicketRing, WhatIsGivenUpEndsNoEpochWhenItComesLate) {
+  for (const bool fails : {false, true}) {
+    Bench bench(2, -1);
+    bench.ring.begin();
+    const Ticket hung = bench.take();
+    ASSERT_TRUE(bench.ring.give_up(0, true, failure_of(1, "")));
+    EXPECT_EQ(bench.ring.snapshot().filling, 1) << "its worker has not returned";
+    fails ? bench.ring.fail(hung, failure_of(1, "late")) : bench.ring.finish(hung);
+    EXPECT_EQ(bench.free_slots(), 2);
+    bench.publish(bench.take());
+    ASSERT_EQ(bench.next(), NextBatch::kBatch);
+    EXPECT_EQ(bench.item.ticket.index, 1u);
+  }
+}
+
+TEST(TicketRing, WhatIsGivenUpFailsAtItsPlace) {
+  Bench bench(2, -1);
+  bench.ring.begin();
+  const Ticket hung = bench.take();
+  ASSERT_TRUE(bench.ring.give_up(0, false, failure_of(3, "hangs")));
+  Ticket none{.slot = bench.slots->try_take()};
+  EXPECT_EQ(bench.ring.take(0, none), TicketTake::kNone);
+  bench.slots->give(none.slot);
+  bench.publish(hung);
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
+  EXPECT_EQ(bench.item.failure->code, 3);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+  EXPECT_EQ(bench.free_slots(), 2);
+}
+
+TEST(TicketRing, ABatchIsTheWorkersWhoseTurnItIs) {
+  Bench bench(4, -1, 2);
+  bench.ring.seek(0, 1);
+  bench.ring.begin();
+  EXPECT_EQ(bench.ring.await_turn(0, false), TicketTake::kNone);
+  Ticket ticket{.slot = bench.slots->try_take()};
+  EXPECT_EQ(bench.ring.take(0, ticket), TicketTake::kNone);
+  std::thread other([&] { EXPECT_EQ(bench.ring.await_turn(0, true), TicketTake::kTicket); });
+  EXPECT_EQ(bench.ring.take(1, ticket), TicketTake::kTicket);
+  other.join();
+  EXPECT_EQ(ticket.index, 1u);
+}
+
+// Oracle: a worker writes epoch and index of its ticket into the slot. The consumer, which begins a new epoch
+// after a few batches, must get those of its epoch alone, each once and in order. At the end all slots are
+// free.
+TEST(TicketRing, NothingOfARoundIsDeliveredInAnother) {
+  const int rounds = repeats(1'000'000, 20'000, 5'000);
+  Bench bench(4, -1);
+  std::vector<std::thread> threads;
+  for (int32_t worker = 0; worker < 2; ++worker) {
+    threads.emplace_back([&bench, worker] {
+      for (uint32_t n = 0; bench.ring.await_turn(worker, true) == TicketTake::kTicket; ++n) {
+        Ticket ticket{.slot = bench.slots->take(Slots::kFirstLoop + static_cast<uint32_t>(worker))};
+        if (ticket.slot < 0) return;
+        if (bench.ring.take(worker, ticket) != TicketTake::kTicket) {
+          bench.slots->give(ticket.slot);
+          continue;
+        }
+        const uint64_t content[2] = {ticket.epoch, ticket.index};
+        std::memcpy(bench.slots->data(ticket.slot), content, sizeof content);
+        n % 7 == 6 ? bench.ring.skip(ticket) : bench.ring.publish(ticket);
+      }
+    });
+  }
+  int wrong = 0;
+  for (int round = 0; round < rounds && wrong == 0; ++round) {
+    bench.ring.begin();
+    uint64_t least = 0;
+    for (int i = 0; i < round % 4; ++i) {
+      if (bench.ring.next(-1, bench.item) != NextBatch::kBatch) ++wrong;
+      const Ticket& ticket = bench.item.ticket;
+      uint64_t content[2];
+      std::memcpy(content, bench.slots->data(ticket.slot), sizeof content);
+      if (content[0] != static_cast<uint64_t>(round) || content[1] != ticket.index ||
+          ticket.epoch != static_cast<uint64_t>(round) || ticket.index < least) {
+        ++wrong;
+      }
+      least = ticket.index + 1;
+      bench.slots->give(ticket.slot);
+    }
+    if (round % 3 == 0) bench.ring.end();
+  }
+  EXPECT_EQ(wrong, 0);
+  bench.ring.stop();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(bench.free_slots(), 4);
+}
+
+}  // namespace
+}  // namespace tenon::impl
