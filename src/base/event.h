@@ -28,10 +28,15 @@ struct Event {
     if (count()) futex_wake_all(signals);
   }
 
+  bool has_sleepers() const noexcept {
+    // pairs with: Event::sleep, "a sleeper"
+    return sleepers.load(std::memory_order_seq_cst) != 0;
+  }
+
   // Sleeps until is_over() holds, which is called again after each signal. False: the time has passed.
   template <class Condition>
   bool sleep(const Deadline& deadline, Condition is_over) {
-    // pairs with: Event::count, "a sleeper"
+    // pairs with: Event::has_sleepers, "a sleeper"
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     bool is_in_time = true;
     while (true) {
@@ -47,15 +52,14 @@ struct Event {
         break;
       }
     }
-    // pairs with: Event::count, "a sleeper"
+    // pairs with: Event::has_sleepers, "a sleeper"
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
     return is_in_time;
   }
 
  private:
   bool count() noexcept {
-    // pairs with: Event::sleep, "a sleeper"
-    if (sleepers.load(std::memory_order_seq_cst) == 0) return false;
+    if (!has_sleepers()) return false;
     // pairs with: Event::sleep, "signals"
     signals.fetch_add(1, std::memory_order_release);
     return true;

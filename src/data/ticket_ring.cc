@@ -172,7 +172,8 @@ void TicketRing::drop_past(uint32_t slot, uint64_t word) noexcept {
 void TicketRing::publish(const Ticket& ticket, FillReport report) noexcept {
   // A consumer sleeps, then looks at the word; here the word changes before. A consumer that takes the ticket
   // before this one looks at this one afterwards.
-  if (settle(ticket, Outcome::kBatch, report) && ticket.number == table_.passed() + 1) settled_.signal_all();
+  if (!settle(ticket, Outcome::kBatch, report) || !settled_.has_sleepers()) return;
+  if (ticket.number == table_.passed() + 1) settled_.signal_all();
 }
 
 void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, FillReport report) noexcept {
@@ -240,7 +241,7 @@ void TicketRing::pass_front() noexcept {
   table_.pass(next_);
   ++next_;
   // Its worker may have read the ticket before it as the consumer's next one, and then wakes no one.
-  if (is_ready(next_)) settled_.signal_all();
+  if (settled_.has_sleepers() && is_ready(next_)) settled_.signal_all();
 }
 
 // The consumer is behind the place now.
