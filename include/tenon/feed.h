@@ -182,8 +182,8 @@ enum tenon_on_starved {
 
 typedef struct tenon_feed_options {
   uint32_t struct_size;
-  int32_t workers; /* not thread-safe: one thread; 0 (since 0.5): the consumer fills, in tenon_feed_next */
-  int32_t slots;   /* >= workers + 1 */
+  int32_t workers; /* <= 3576; not thread-safe: one thread; 0 (since 0.5): tenon_feed_next fills */
+  int32_t slots;   /* >= workers + 1, at most 32767 */
   uint32_t flags;
   int64_t batches; /* per epoch; -1: no end */
   uint64_t seed;

@@ -2,8 +2,9 @@
 //
 // The slots of a feed: one range of addresses, which is mapped once, and a table (ipc/slot_table.h) that says
 // which of them are free. A slot takes its memory before its first fill, or, if it is sparse, where it is
-// written. The content of a slot is not known here. Slots that other processes map lie in a memory file; with worker processes, a control part lies
-// before them (request_ring.h). Slots on a device, and pinned ones, are one allocation of the driver.
+// written. The content of a slot is not known here. Slots that other processes map lie in a memory file; with
+// worker processes, a control part lies before them (request_ring.h). Slots on a device, and pinned ones, are
+// one allocation of the driver.
 #pragma once
 
 #include <atomic>

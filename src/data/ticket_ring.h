@@ -79,8 +79,8 @@ class TicketRing {
   // the next batch. feed: its number in a timeline. No one else gives numbers of the slots' table.
   explicit TicketRing(Ref<Slots> slots, Order order, int32_t round_robin = 0, uint32_t feed = 0);
 
-  // For workers: the slot of a ticket is the one that the caller has taken for it. What comes of a past epoch,
-  // or for a ticket that was given up, is dropped, and its slot is free.
+  // For workers: the slot of a ticket is the one that the caller has taken for it. What comes of a past
+  // epoch, or for a ticket that was given up, is dropped, and its slot is free.
 
   enum class TicketTake { kTicket, kNone, kStopped };
   // Whether there is a ticket for this worker; waits until there is, if it may. kStopped: after stop().
@@ -169,7 +169,7 @@ class TicketRing {
   // kElsewhere: the ticket was taken from a thread that hangs, and has another slot.
   enum class Outcome : uint32_t { kNone, kBatch, kFailure, kSkip, kEnd, kElsewhere };
 
-  // What a worker needs of a round: ticket t is place begin + (t - base). Numbers from limit on are no tickets.
+  // What a worker needs of a round: ticket t is place begin + (t - base), and there are none from limit on.
   struct Round {
     uint64_t base = 1, limit = 1, epoch = 0, begin = 0, first_worker = 0, flags = 0;
   };

@@ -22,9 +22,9 @@
 // Entry n % (number of entries) names the slot of item n. It is written by the compare-and-swap that gives
 // the number; then any process makes the slot ready and moves the last number on.
 //
-// The bytes of a slot are written only under held(p, 0), and by a loop under held(p, n). held(p, 0) is reached
-// from free, or from claimed after no living reader was seen. A reader first sets its bit and then looks at
-// the word; a process that claims does the opposite. So one of the two sees the other.
+// The bytes of a slot are written only under held(p, 0), and by a loop under held(p, n). held(p, 0) is
+// reached from free, or from claimed after no living reader was seen. A reader first sets its bit and then
+// looks at the word; a process that claims does the opposite. So one of the two sees the other.
 #pragma once
 
 #include <atomic>
@@ -121,8 +121,8 @@ class SlotTable {
     uint64_t before = 0;
   };
   Turn next_number() const noexcept;
-  // For the holder of the slot: -> held(p, n). False: another slot has that number, and this one has it in its
-  // word alone.
+  // For the holder of the slot: -> held(p, n). False: another slot has that number, and this one has it in
+  // its word alone.
   bool take_number(uint32_t slot, const Turn& turn) const noexcept;
   // held(p, n) -> ready(n). False: it was left.
   bool settle(uint32_t slot, uint64_t n) const noexcept;

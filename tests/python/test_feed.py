@@ -533,7 +533,8 @@ def test_what_is_no_generator_or_schema_is_a_type_error():
         ({"batches": -1}, ValueError, "batches is -1"),
         ({"timeout": -1}, ValueError, "timeout is -1"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan"),
-        ({"slots": 2**31 - 1}, MemoryError, "slots of 4096 bytes"),
+        ({"slots": 2**31 - 1}, ValueError, "1 to 32767"),
+        ({"slots": 4000, "workers": 3577}, ValueError, "at most 3576"),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(options, error, message):

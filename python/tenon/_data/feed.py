@@ -60,11 +60,11 @@ class Feed(Forms):
         Made by `tenon.schema`, or the fields that it takes. Default: the schema that the plug-in describes,
         or that of `worker`.
     slots : int, optional
-        At least ``workers + 1``; default ``workers + 4``.
+        At least ``workers + 1``, at most 32,767; default ``workers + 4``.
     workers : int
-        The number of workers. A generator that is not thread-safe runs in one thread. 0: the consumer runs
-        the generator in its own thread when it requests a batch, without ``processes`` and ``fill_timeout``,
-        and not for the loops of `worker`. Nothing is filled ahead.
+        The number of workers, at most 3,576. A generator that is not thread-safe runs in one thread. 0: the
+        consumer runs the generator in its own thread when it requests a batch, without ``processes`` and
+        ``fill_timeout``, and not for the loops of `worker`. Nothing is filled ahead.
     processes : bool or str
         Use processes as workers. Native functions run in forks of this process, without Python, and take no
         array constants that are not ``const``. Python generators run in processes of `multiprocessing`, with
