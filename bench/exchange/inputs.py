@@ -11,7 +11,7 @@ from nanobind_peer import Lender
 import tenon as tn
 
 LEGEND = {
-    "x": "a NumPy array that is not on loan",
+    "x": "a NumPy array that is not lent",
     "t": "a torch tensor",
     "a": "a Tenon array",
     "b": "a bare exporter of a buffer that counts its borrowers (`native/bare_exporter.c`)",

@@ -87,7 +87,7 @@ class Contest:
                 pair = Pair(module, peer, self.case, self.run)
                 self.pairs[peer.name] = (pair, None)
                 self.found[peer.name] = {"times": []}
-                self.attempt(peer.name, pair.settle)
+                self.attempt(peer.name, pair.set_up)
             for name, (pair, _) in list(self.pairs.items()):
                 found = self.attempt(name, lambda pair=pair: tempo(pair))
                 if found:

@@ -26,7 +26,7 @@ def load(path):
         "share_memory_bytes": (ctypes.c_size_t,),
         "share_last_error": (ctypes.c_char_p,),
         "share_open": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int),
-        "share_settled": (None, ctypes.c_void_p),
+        "share_set_up": (None, ctypes.c_void_p),
         "share_turn": (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         "share_close": (None, ctypes.c_void_p),
     }
@@ -57,7 +57,7 @@ class Party:
         side.link.send_bytes(b".")
         if is_producer:
             side.link.recv_bytes()
-            self.library.share_settled(self.party)
+            self.library.share_set_up(self.party)
 
     def turn(self, n):
         stamps = (ctypes.c_int64 * n)()

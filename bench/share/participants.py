@@ -105,7 +105,7 @@ class Pair:
                     raise ContenderError(found[control].strip())
         return [found[control] for control in self.controls]
 
-    def settle(self):
+    def set_up(self):
         self.answers(START_SECONDS)
 
     def turn(self, n):

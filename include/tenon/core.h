@@ -434,8 +434,8 @@ TENON_API int32_t tenon_lease_cancel(tenon_lease* lease);
  * hold a lock that they need. \since 0.3 */
 TENON_API int32_t tenon_lease_report(tenon_lease* lease, char* text, size_t size);
 
-/* Must be called after a grant and before the use. Fails with OP as tenon_lease_acquire; the lease is then
- * not held. */
+/* Must be called when the lease is granted and before the use. Fails with OP as tenon_lease_acquire; then the
+ * lease is not held. */
 TENON_API tenon_status tenon_lease_check(tenon_lease* lease, tenon_error* error);
 
 enum tenon_holder_kind {

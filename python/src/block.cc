@@ -44,7 +44,7 @@ PyTypeObject* block_type = nullptr;
 
 WithBlock* block_of(PyObject* object) noexcept { return reinterpret_cast<WithBlock*>(object); }
 
-// A free list. Objects that the garbage collector may track cannot come from an ObjectPool.
+// A free list. Objects that the garbage collector may track cannot come from an FreeList.
 class Spare {
  public:
   PyObject* take() {

@@ -8,7 +8,7 @@
 
 #include "callbacks.h"
 #include "counts.h"
-#include "fork_gate.h"
+#include "fork_guard.h"
 #include "ndarray.h"
 #include "numpy_view.h"
 #include "op.h"

@@ -58,9 +58,9 @@ class Sleeper {
   Sleeper(const Sleeper&) = delete;
   Sleeper& operator=(const Sleeper&) = delete;
   ~Sleeper() {
-    Sleeper** place = &first_;
-    while (*place != nullptr && *place != this) place = &(*place)->next_;
-    if (*place == this) *place = next_;
+    Sleeper** link = &first_;
+    while (*link != nullptr && *link != this) link = &(*link)->next_;
+    if (*link == this) *link = next_;
   }
 
   void sleep(std::chrono::nanoseconds longest) {
@@ -357,9 +357,9 @@ void begin_waiting() noexcept {
 void end_waiting() noexcept {
   WaitingThread& here = waiting_here;
   if (--here.depth != 0) return;
-  WaitingThread** place = &first_waiting;
-  while (*place != &here) place = &(*place)->next;
-  *place = here.next;
+  WaitingThread** link = &first_waiting;
+  while (*link != &here) link = &(*link)->next;
+  *link = here.next;
 }
 
 void forget_other_waits() noexcept {

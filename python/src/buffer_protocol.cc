@@ -9,10 +9,10 @@
 #include "addresses.h"
 #include "buffer_calls.h"
 #include "callbacks.h"
+#include "free_list.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
 #include "owners.h"
-#include "pool.h"
 #include "sites.h"
 
 namespace tenon::python {
@@ -48,10 +48,10 @@ struct BufferExport {
   size_t ndim;
   Py_ssize_t dims[];
 };
-// Exports of few axes come from a pool. Made and freed under the GIL.
+// Exports of few axes come from a free list. Made and freed under the GIL.
 constexpr size_t kFewAxes = 4;
 constexpr size_t size_of_export(size_t ndim) { return sizeof(BufferExport) + 2 * ndim * sizeof(Py_ssize_t); }
-constinit ObjectPool<size_of_export(kFewAxes)> exports;
+constinit FreeList<size_of_export(kFewAxes)> exports;
 
 BufferExport* make_export(size_t ndim) {
   void* const memory = ndim <= kFewAxes ? exports.take() : ::operator new(size_of_export(ndim));

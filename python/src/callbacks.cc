@@ -43,7 +43,7 @@ constexpr std::array<const char*, kCount> kNames = {
     "end_views",
     "check_outlived",
     "warn_of_outlived",
-    "settle",
+    "release_retained",
     "wait_for_searches",
     "certainty_of",
     "is_one_name",

@@ -47,7 +47,7 @@ enum class Callback : size_t {
   kEndViews,
   kCheckOutlived,
   kWarnOfOutlived,
-  kSettle,
+  kReleaseRetained,
   kWaitForSearches,
   kCertaintyOf,
   kIsOneName,

@@ -62,13 +62,13 @@ constexpr const char* kDocumentation =
     "x : numpy.ndarray\n"
     "    Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray. If it is "
     "a view of an\n"
-    "    array on loan, the call makes another loan of that array.\n"
+    "    lent array, the call makes another borrow of that array.\n"
     "zero_copy : bool\n"
     "    False copies the elements into new memory, and leaves ``x`` as it is.\n"
     "mode : {'readonly', 'writable', 'move'}\n"
     "    What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again "
     "when the last\n"
-    "    array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': "
+    "    array and view of the memory is gone; `borrowers` says which lines borrow it. 'writable': "
     "both sides\n"
     "    may write. 'move': only the call and one variable may refer to ``x``, which must own its memory; "
     "its "
@@ -210,7 +210,7 @@ OwnedNode lend_to_array(PyObject* x, LendMode mode, bool is_readonly, LentBy by)
   const Lending how{current_site(), by};
   if (mode != LendMode::kReadonly) return lend(x, is_readonly ? Writers::kNone : Writers::kBoth, how);
   if (!is_readonly) return lend(x, Writers::kBorrower, how);
-  // The loan of a view of an array on loan is a loan of that array, which would become writable too early
+  // The borrow of a view of a lent array is a borrow of that array, which would become writable too early
   // otherwise.
   PyObject* const lent_base = lent_base_of(x);
   return lent_base != nullptr ? lend(lent_base, Writers::kBorrower, how) : lend(x, Writers::kNone, how);

@@ -13,7 +13,7 @@
 #include "errors.h"
 #include "exchange_table.h"
 #include "feed_parts.h"
-#include "fork_gate.h"
+#include "fork_guard.h"
 #include "frames.h"
 #include "from_numpy.h"
 #include "function.h"
@@ -91,7 +91,7 @@ NB_MODULE(core, module) {
   add_worker(module);
   add_from_dlpack(module);
   add_waiting(module);
-  add_fork_gate(module);
+  add_fork_guard(module);
   add_arena(module);
   add_channel(module);
   add_message_format(module);

@@ -251,7 +251,7 @@ bool has_only_names_anywhere(PyObject* object, PyObject* holder, PyObject* block
 
 // The dictionaries of endings.py, which add and remove their entries themselves. Under the GIL; for ever.
 PyObject* outlived = nullptr;
-PyObject* unsettled = nullptr;
+PyObject* retained = nullptr;
 
 bool has_entries(PyObject* dict) noexcept { return dict != nullptr && PyDict_Size(dict) != 0; }
 
@@ -269,8 +269,8 @@ bool has_outlived_views(PyObject* array) noexcept {
   return has_entries(outlived) && tenon_array_has_own_views(array_of(array)) != 0;
 }
 
-void settle_views() {
-  if (has_entries(unsettled)) callback(Callback::kSettle)();
+void release_retained() {
+  if (has_entries(retained)) callback(Callback::kReleaseRetained)();
 }
 
 bool release_if_named(PyObject* holder, PyObject* traceback, NameSearch search, PyObject* frame) {
@@ -285,22 +285,22 @@ bool release_if_named(PyObject* holder, PyObject* traceback, NameSearch search, 
 void add_names(nb::module_& module) {
   module.def(
       "set_registries",
-      [](const nb::dict& of_outlived, const nb::dict& of_unsettled) {
+      [](const nb::dict& of_outlived, const nb::dict& of_retained) {
         outlived = nb::object(of_outlived).release().ptr();
-        unsettled = nb::object(of_unsettled).release().ptr();
+        retained = nb::object(of_retained).release().ptr();
       },
-      nb::arg("outlived"), nb::arg("unsettled"),
-      nb::sig("def set_registries(outlived: dict[Any, Any], unsettled: dict[Any, Any]) -> None"),
+      nb::arg("outlived"), nb::arg("retained"),
+      nb::sig("def set_registries(outlived: dict[Any, Any], retained: dict[Any, Any]) -> None"),
       "Two dictionaries of endings.py. Where one is empty, blocks and waits need not call it.");
   module.def(
       "has_outlived_views", [](const Self& array) { return has_outlived_views(array.object.ptr()); },
       nb::arg("array"), nb::sig("def has_outlived_views(array: NDArray) -> bool"),
       "Something may show bytes of the array that a block or lease of this thread has left.");
   module.def(
-      "settle_views",
+      "release_retained",
       [] {
-        settle_views();
-        return has_entries(unsettled);
+        release_retained();
+        return has_entries(retained);
       },
       "Makes ended arrays release their memory if only names refer to them by now. Returns whether some are\n"
       "left.");

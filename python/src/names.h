@@ -27,7 +27,7 @@ bool release_if_named(PyObject* holder, PyObject* traceback, NameSearch search, 
 
 // Makes ended views release their memory if only names refer to them by now (tenon/_sync/endings.py).
 // Requires the GIL. Throws nb::python_error.
-void settle_views();
+void release_retained();
 
 // Whether a view of a block that wrote may have outlived it and show bytes of the NDArray. Requires the GIL.
 bool has_outlived_views(PyObject* array) noexcept;

@@ -9,7 +9,7 @@
 
 #include "assignment.h"
 #include "devices.h"
-#include "fork_gate.h"
+#include "fork_guard.h"
 #include "function.h"
 #include "ndarray.h"
 #include "op.h"
@@ -44,7 +44,7 @@ class NativeBody final : public Result {
     tenon_error error = TENON_ERROR_INIT;
     tenon_status status = TENON_OK;
     {
-      const GatePass pass;
+      const ForkGuard guard;
       status = call_.call(&error);
     }
     if (state != nullptr) PyEval_RestoreThread(state);

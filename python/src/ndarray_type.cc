@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "free_list.h"
 #include "ndarray_parts.h"
 #include "owners.h"
-#include "pool.h"
 
 namespace tenon::python {
 
@@ -31,10 +31,10 @@ constexpr const char* kDocumentation =
     "through NumPy: in place they write to this memory, others return NumPy's results.\n\n"
     "Made by ``tenon.empty``, ``zeros``, ``from_numpy``, ``from_dlpack`` and their like.\n";
 
-constinit ObjectPool<sizeof(NDArray)> pool;
+constinit FreeList<sizeof(NDArray)> spare;
 
 void free_memory(NDArray* array) {
-  pool.give(array);
+  spare.give(array);
   Py_DECREF(reinterpret_cast<PyObject*>(ndarray_type));
 }
 
@@ -75,7 +75,7 @@ PyMemberDef members[] = {
 
 [[gnu::hot]] PyObject* wrap(Array array) {
   owners::drain();
-  auto* const object = static_cast<NDArray*>(pool.take());
+  auto* const object = static_cast<NDArray*>(spare.take());
   PyObject_Init(reinterpret_cast<PyObject*>(object), ndarray_type);
   object->array = array.detach();
   object->desc = tenon_array_describe(object->array);

@@ -73,7 +73,8 @@ struct FurtherLend : Lend {
   FurtherLend* older;
   FurtherLend* newer = nullptr;
 };
-static_assert(sizeof(Lender) <= 64 && sizeof(FurtherLend) <= 64, "the pool of nodes has blocks of this size");
+static_assert(sizeof(Lender) <= 64 && sizeof(FurtherLend) <= 64,
+              "the free list of nodes has blocks of this size");
 
 // The lenders by their array. All under the GIL. Buckets are chained through the lenders, so that taking one
 // out cannot fail.
@@ -106,9 +107,9 @@ class Table {
   }
 
   void erase(Lender* lender) noexcept {
-    Lender** place = &buckets_[bucket_of(lender->array)];
-    while (*place != lender) place = &(*place)->next_in_bucket;
-    *place = lender->next_in_bucket;
+    Lender** link = &buckets_[bucket_of(lender->array)];
+    while (*link != lender) link = &(*link)->next_in_bucket;
+    *link = lender->next_in_bucket;
     --n_;
   }
 
@@ -216,21 +217,22 @@ nb::list borrowers(nb::handle x) {
           reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())));
   }
   nb::list found;
-  for (const Loan& loan : loans_of(x.ptr())) {
-    found.append(nb::make_tuple(loan.writers == Writers::kBoth ? "writable" : "readonly",
-                                loan.array.attr("shape"), nb::str(nb::object(loan.array.attr("dtype"))),
-                                loan.site != nullptr ? loan.site : ""));
+  for (const Borrow& borrow : borrows_of(x.ptr())) {
+    found.append(nb::make_tuple(borrow.writers == Writers::kBoth ? "writable" : "readonly",
+                                borrow.array.attr("shape"), nb::str(nb::object(borrow.array.attr("dtype"))),
+                                borrow.site != nullptr ? borrow.site : ""));
   }
   return found;
 }
 
 // The line that lent the memory of an NDArray, if its NumPy array is read-only meanwhile and nothing else
 // refers to that.
-nb::object lone_loan(const Array& array) {
+nb::object lone_borrow(const Array& array) {
   auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
-  const Loan loan = loan_of(node);
-  if (loan.writers != Writers::kBorrower || !is_known_to_tenon_only(loan.array.ptr(), 1)) return nb::none();
-  return nb::str(loan.site != nullptr ? loan.site : "");
+  const Borrow borrow = borrow_of(node);
+  if (borrow.writers != Writers::kBorrower || !is_known_to_tenon_only(borrow.array.ptr(), 1))
+    return nb::none();
+  return nb::str(borrow.site != nullptr ? borrow.site : "");
 }
 
 }  // namespace
@@ -291,21 +293,21 @@ bool is_lent_by_user(const owners::Node* node) noexcept {
   return lend != nullptr && lend->by == LentBy::kFromNumpy;
 }
 
-std::vector<Loan> loans_of(PyObject* x) {
-  std::vector<Loan> loans;
+std::vector<Borrow> borrows_of(PyObject* x) {
+  std::vector<Borrow> borrows;
   const Addresses wanted = addresses_of(x);
   table.visit([&](const Lender& lender) {
     if (!wanted.overlaps(addresses_of(lender.array))) return;
     const nb::object array = nb::borrow(lender.array);
-    if (!lender.is_over) loans.push_back({array, lender.writers, lender.site});
-    const auto oldest = static_cast<ptrdiff_t>(loans.size());
+    if (!lender.is_over) borrows.push_back({array, lender.writers, lender.site});
+    const auto oldest = static_cast<ptrdiff_t>(borrows.size());
     for (const FurtherLend* lend = lender.further; lend != nullptr; lend = lend->older)
-      loans.insert(loans.begin() + oldest, {array, lend->writers, lend->site});
+      borrows.insert(borrows.begin() + oldest, {array, lend->writers, lend->site});
   });
-  return loans;
+  return borrows;
 }
 
-Loan loan_of(const owners::Node* node) noexcept {
+Borrow borrow_of(const owners::Node* node) noexcept {
   PyObject* const array = original_of(node);
   if (array == nullptr) return {};
   const Lend& lend = *lend_of(node);
@@ -351,11 +353,12 @@ bool is_known_to_tenon_only(PyObject* x, Py_ssize_t n_own) noexcept {
 void add_numpy_lend(nb::module_& module) {
   module.def("borrowers", borrowers, nb::arg("x").none(),
              nb::sig("def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]"),
-             "(mode, shape, dtype, site) of each loan that has memory of x.");
+             "(mode, shape, dtype, site) of each borrow of memory of x.");
   module.def(
       "addresses", addresses, nb::arg("array"), nb::sig("def addresses(array: Any) -> tuple[int, int]"),
       "Where the bytes of an NDArray, or of an array of NumPy, begin and end; (0, 0) without elements.");
-  module.def("lone_loan", lone_loan, nb::arg("array"), nb::sig("def lone_loan(array: NDArray) -> str | None"),
+  module.def("lone_borrow", lone_borrow, nb::arg("array"),
+             nb::sig("def lone_borrow(array: NDArray) -> str | None"),
              "The line that lent the memory of an array, if its NumPy array is read-only meanwhile and "
              "nothing else\nrefers to that; else None.");
 }

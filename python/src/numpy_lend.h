@@ -21,11 +21,11 @@ using OwnedNode = std::unique_ptr<owners::Node, FinishNode>;
 
 // Whether at least one lend has cleared the flag of x.
 bool is_lent(PyObject* x) noexcept;
-// The array on loan of which x may be a view that was taken during the loan, and is read-only only because of
-// the loan; null: there is none. May visit all lends.
+// The lent array of which x may be a view that was taken during the borrow, and is read-only only because of
+// the borrow; null: there is none. May visit all lends.
 PyObject* lent_base_of(PyObject* x) noexcept;
 
-// The function that lent x. `with` may end a loan of from_numpy().
+// The function that lent x. `with` may end a borrow of from_numpy().
 enum class LentBy : uint8_t { kFromNumpy, kTenon };
 
 struct Lending {
@@ -47,17 +47,17 @@ OwnedNode lend(PyObject* x, Writers writers, const Lending& how);
 // The node was made by one of these, for from_numpy().
 bool is_lent_by_user(const owners::Node* node) noexcept;
 
-// One lend that has not ended.
-struct Loan {
+// A borrow that has not ended.
+struct Borrow {
   nb::object array;  // the NumPy array
   Writers writers = Writers::kBoth;
   const char* site = nullptr;
 };
 // The lends of NumPy arrays whose memory shares addresses with x, a NumPy array. Visits all lends.
-std::vector<Loan> loans_of(PyObject* x);
+std::vector<Borrow> borrows_of(PyObject* x);
 
 // The lend that made this node; its array is empty if lend() did not make it.
-Loan loan_of(const owners::Node* node) noexcept;
+Borrow borrow_of(const owners::Node* node) noexcept;
 
 // The array that was lent with this node, if it was made by lend() and something writes it.
 PyObject* original_of(const owners::Node* node) noexcept;

@@ -120,8 +120,8 @@ class SpareRoots {
   }
   // Returns the one that it replaces.
   [[nodiscard]] nb::object give(nb::object root) noexcept {
-    PyObject*& place = roots_[next_++ % kMax];
-    return nb::steal(std::exchange(place, root.release().ptr()));
+    PyObject*& spare = roots_[next_++ % kMax];
+    return nb::steal(std::exchange(spare, root.release().ptr()));
   }
 
  private:

@@ -11,7 +11,7 @@
 #include "buffer_calls.h"
 #include "callbacks.h"
 #include "devices.h"
-#include "fork_gate.h"
+#include "fork_guard.h"
 #include "methods.h"
 #include "numpy_lend.h"
 #include "op.h"

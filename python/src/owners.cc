@@ -6,7 +6,7 @@
 #include <atomic>
 #include <utility>
 
-#include "pool.h"
+#include "free_list.h"
 
 namespace tenon::python::owners {
 
@@ -32,7 +32,7 @@ constinit thread_local Local local [[gnu::tls_model("initial-exec")]];
 
 // Under the GIL. Nodes of the usual sizes.
 constexpr size_t kNodeSize = 64;
-constinit ObjectPool<kNodeSize> nodes;
+constinit FreeList<kNodeSize> nodes;
 
 // The thread state that is current, without a check: of this thread, or (before 3.12) of the one that holds
 // the GIL. Not in the limited API, so looked up; null on interpreters that have neither name.

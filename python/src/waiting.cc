@@ -16,7 +16,7 @@
 
 #include "buffer_calls.h"
 #include "callbacks.h"
-#include "fork_gate.h"
+#include "fork_guard.h"
 #include "names.h"
 #include "owners.h"
 
@@ -127,7 +127,7 @@ int32_t poll_wait(void* token) noexcept {
   if (set_interrupt()) return -1;
   owners::drain();
   try {
-    settle_views();
+    release_retained();
   } catch (nb::python_error& error) {
     note_or_discard(error);
   }
@@ -142,7 +142,7 @@ int32_t is_alone(void* token) noexcept {
   try {
     nb::module_::import_("gc").attr("collect")();  // that of the C API heeds gc.disable()
     owners::drain();
-    settle_views();
+    release_retained();
     return nb::len(nb::module_::import_("sys").attr("_current_frames")()) == 1 ? 1 : 0;
   } catch (nb::python_error& error) {
     note_or_discard(error);

@@ -68,7 +68,7 @@ _core.set_callbacks(
         "end_views": endings.end_views,
         "check_outlived": lease.check_outlived,
         "warn_of_outlived": lease.warn_of_outlived,
-        "settle": endings.settle,
+        "release_retained": endings.release_retained,
         "wait_for_searches": endings.wait_for_searches,
         "certainty_of": counts.certainty_of,
         "is_one_name": counts.is_one_name,

@@ -889,7 +889,7 @@ def end_if_lone(views: list[Any], frame: object) -> _bool:
 def hold_view(array: NDArray) -> object:
     """An object that holds an open view of the array until it is freed."""
 
-def set_registries(outlived: dict[Any, Any], unsettled: dict[Any, Any]) -> None:
+def set_registries(outlived: dict[Any, Any], retained: dict[Any, Any]) -> None:
     """
     Two dictionaries of endings.py. Where one is empty, blocks and waits need not call it.
     """
@@ -899,7 +899,7 @@ def has_outlived_views(array: NDArray) -> _bool:
     Something may show bytes of the array that a block or lease of this thread has left.
     """
 
-def settle_views() -> _bool:
+def release_retained() -> _bool:
     """
     Makes ended arrays release their memory if only names refer to them by now. Returns whether some are
     left.
@@ -1084,12 +1084,12 @@ def from_numpy(
     ----------
     x : numpy.ndarray
         Of any strides. A read-only array, or one over ``bytes``, gives a read-only NDArray. If it is a view of an
-        array on loan, the call makes another loan of that array.
+        lent array, the call makes another borrow of that array.
     zero_copy : bool
         False copies the elements into new memory, and leaves ``x`` as it is.
     mode : {'readonly', 'writable', 'move'}
         What ``x`` is while its memory is lent. 'readonly': its WRITEABLE flag is cleared, and set again when the last
-        array and view of the memory is gone; `borrowers` says which lines have it on loan. 'writable': both sides
+        array and view of the memory is gone; `borrowers` says which lines borrow it. 'writable': both sides
         may write. 'move': only the call and one variable may refer to ``x``, which must own its memory; its flag is
         cleared for good.
 
@@ -1117,14 +1117,14 @@ def checked_values(value: Any) -> Any:
     """
 
 def borrowers(x: Any) -> list[tuple[str, tuple[int, ...], str, str]]:
-    """(mode, shape, dtype, site) of each loan that has memory of x."""
+    """(mode, shape, dtype, site) of each borrow of memory of x."""
 
 def addresses(array: Any) -> tuple[int, int]:
     """
     Where the bytes of an NDArray, or of an array of NumPy, begin and end; (0, 0) without elements.
     """
 
-def lone_loan(array: NDArray) -> str | None:
+def lone_borrow(array: NDArray) -> str | None:
     """
     The line that lent the memory of an array, if its NumPy array is read-only meanwhile and nothing else
     refers to that; else None.

@@ -260,7 +260,7 @@ void HostCall::wait(std::span<const Use> uses) {
 }
 
 HostCall::~HostCall() {
-  if (std::uncaught_exceptions() == exceptions_) impl::settle(request_, {});
+  if (std::uncaught_exceptions() == exceptions_) impl::note_outcome(request_, {});
   impl::release(request_);
 }
 

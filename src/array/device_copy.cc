@@ -15,8 +15,8 @@ namespace tenon::impl {
 namespace {
 
 using device::Device;
-using device::Lane;
 using device::Status;
+using device::StreamKind;
 using device::StridedCopy;
 using device::StridedSet;
 
@@ -37,9 +37,9 @@ tenon_device working_device(const Array& src, const Array& dst) noexcept {
   return dst.is_on_device() ? dst.desc().device : src.desc().device;
 }
 
-Lane lane_for(const Array& src, const Array& dst) noexcept {
-  if (!src.is_on_device()) return Lane::kToDevice;
-  return dst.is_on_device() ? Lane::kOnDevice : Lane::kToHost;
+StreamKind stream_kind_for(const Array& src, const Array& dst) noexcept {
+  if (!src.is_on_device()) return StreamKind::kToDevice;
+  return dst.is_on_device() ? StreamKind::kOnDevice : StreamKind::kToHost;
 }
 
 // The nest of loops over the bytes of both, in its normal form.
@@ -167,8 +167,8 @@ bool has_same_elements(const Array& a, const Array& b) noexcept {
 // What a call of this thread does on a stream.
 class StreamCall {
  public:
-  StreamCall(Device& device, Lane lane)
-      : device_(device), stream_(device.stream(lane)), end_(device.make_event(stream_)) {}
+  StreamCall(Device& device, StreamKind kind)
+      : device_(device), stream_(device.stream(kind)), end_(device.make_event(stream_)) {}
 
   void uses(const Array& array, Access access) { add_events_of(array, access, nullptr, &events_); }
 
@@ -195,7 +195,7 @@ class StreamCall {
 
 void run_copy(const Array& src, const Array& dst) {
   const DeviceCopy copy(src, dst);
-  StreamCall call(copy.device(), copy.lane());
+  StreamCall call(copy.device(), copy.stream_kind());
   call.uses(src, Access::kRead);
   call.uses(dst, Access::kWrite);
   call.run("copy elements on", [&] { return copy.submit(); });
@@ -258,7 +258,7 @@ class FillCalls {
       for (uint32_t word = 0; word < words_ && status == device::kOk; ++word) {
         set.address = loop_.dst + offset + word * set_.unit;
         set.value = values_[word];
-        status = device.driver().set(set, device.stream(Lane::kOnDevice));
+        status = device.driver().set(set, device.stream(StreamKind::kOnDevice));
       }
     });
     return status;
@@ -276,7 +276,7 @@ bool do_overlap(const Array& a, const Array& b) noexcept { return a.extent().ove
 }  // namespace
 
 DeviceCopy::DeviceCopy(const Array& src, const Array& dst)
-    : device_(Device::of(working_device(src, dst))), lane_(lane_for(src, dst)) {
+    : device_(Device::of(working_device(src, dst))), stream_kind_(stream_kind_for(src, dst)) {
   if (has_same_elements(src, dst)) calls_ = calls_for(loop_over(dst, src));
   if (calls_.empty()) throw_needs_kernel(src, dst);
   for (StridedCopy& call : calls_) {
@@ -287,7 +287,7 @@ DeviceCopy::DeviceCopy(const Array& src, const Array& dst)
 
 Status DeviceCopy::submit() const noexcept {
   for (const StridedCopy& call : calls_) {
-    if (const Status s = device_.driver().copy(call, device_.stream(lane_))) return s;
+    if (const Status s = device_.driver().copy(call, device_.stream(stream_kind_))) return s;
   }
   return device::kOk;
 }
@@ -400,7 +400,7 @@ void fill_on_device(const Array& dst, const std::byte* value) {
   if (dst.size() == 0) return;
   const FillCalls fill(dst, value);
   Device& device = Device::of(dst.desc().device);
-  StreamCall call(device, Lane::kOnDevice);
+  StreamCall call(device, StreamKind::kOnDevice);
   call.uses(dst, Access::kWrite);
   call.run("fill elements on", [&] { return fill.submit(device); });
 }

@@ -20,7 +20,7 @@ class DeviceCopy {
   DeviceCopy(const Array& src, const Array& dst);
 
   device::Device& device() const noexcept { return device_; }
-  device::Lane lane() const noexcept { return lane_; }
+  device::StreamKind stream_kind() const noexcept { return stream_kind_; }
 
   // Submits it to its stream. Requires that the device is current.
   device::Status submit() const noexcept;
@@ -29,7 +29,7 @@ class DeviceCopy {
 
  private:
   device::Device& device_;
-  const device::Lane lane_;
+  const device::StreamKind stream_kind_;
   std::vector<device::StridedCopy> calls_;
 };
 

@@ -70,7 +70,7 @@ class Rest final : public Request {
     since_ms = coarse_now_ms();
   }
   void end(device::Status status) noexcept {
-    if (status != device::kOk) settle(*this, failure_of(status));
+    if (status != device::kOk) note_outcome(*this, failure_of(status));
     impl::release(*this);
   }
 

@@ -62,7 +62,7 @@ void wait_for_producer_of_managed(tenon_device managed) {
   } catch (const Error&) {
     return;
   }
-  wait_for_producer(*device->record(device->stream(device::Lane::kMemory)));
+  wait_for_producer(*device->record(device->stream(device::StreamKind::kMemory)));
 }
 
 template <class Tensor>
@@ -80,7 +80,7 @@ Ref<Array> import(std::unique_ptr<Tensor, Owned<Tensor>> tensor, uint32_t flags)
   Ref<device::Event> ordered;  // the producer has made this stream of Tenon wait for its own
   if (device::is_device_memory(adoption.device)) {
     device::Device& device = device_of(adoption.device);
-    ordered = device.record(device.stream(device::Lane::kMemory));
+    ordered = device.record(device.stream(device::StreamKind::kMemory));
   } else if (device::has_streams(adoption.device)) {
     wait_for_producer_of_managed(adoption.device);
   }

@@ -203,7 +203,7 @@ bool Lease::release() noexcept {
   // If several threads release it, one of them gets the storage.
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
-  if (part_.is_overwrite) impl::settle(request_, {});
+  if (part_.is_overwrite) impl::note_outcome(request_, {});
   return finish(storage, true);
 }
 
@@ -212,7 +212,7 @@ bool Lease::fail(std::string_view message) noexcept {
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
   end_span(trace::SpanOutcome::kFailed, message);
-  impl::settle(request_, failure);
+  impl::note_outcome(request_, failure);
   return finish(storage, true);
 }
 

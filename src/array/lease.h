@@ -52,8 +52,8 @@ class Lease {
   bool cancel() noexcept;
   // The node of a request that has not been checked; null: there is none.
   const WaitNode* node() const noexcept { return pending_ != nullptr ? &pending_->node : nullptr; }
-  // After the grant. Fails with kOp if the memory holds no value, and as acquire if a gate has refused it; it
-  // is released then.
+  // After the request is granted. Fails with kOp if the memory holds no value, and as acquire if a gate has
+  // refused it; it is released then.
   void check();
 
   // While it is held. Fails with kOp if the memory holds no value; it is released then.
@@ -108,7 +108,7 @@ class Lease {
   [[noreturn, gnu::cold]] static void refuse_write(const Array& array, bool is_wait);
   std::optional<Error> acquire_described(const Array& array, const Deadline& deadline);
   [[gnu::noinline]] std::optional<Error> acquire_locked(const Array& array, const Deadline& deadline);
-  // After the grant.
+  // After the request is granted.
   void begin(const Array& array);
   [[gnu::cold]] void check_failures();
   [[gnu::cold]] void begin_span(const Array& array, const char* site) noexcept;

@@ -62,7 +62,7 @@ void CopyWork::run_on_host() {
 
 Status CopyWork::submit(const Events& events) noexcept {
   Device& device = second->device();
-  const device::Stream stream = device.stream(second->lane());
+  const device::Stream stream = device.stream(second->stream_kind());
   if (const Status s = wait_for(device, stream, events)) return s;
   if (first) {
     if (const Status s = first->submit()) return s;
@@ -79,7 +79,7 @@ void CopyWork::run(void* context, Op* op) {
     const device::BeforeExit before_exit;
     if (!before_exit) throw_error(Code::kSystem, "the process is in exit(): no copy is submitted any more");
     Device& device = self->second->device();
-    const device::Stream stream = device.stream(self->second->lane());
+    const device::Stream stream = device.stream(self->second->stream_kind());
     Events events;
     add_events_before(*op, &events);
     add_events_of(*self->src, Access::kRead, nullptr, &events);
@@ -109,8 +109,8 @@ void describe(const Array& array, Access access, RequestPart& part) {
   part.is_overwrite = access == Access::kWrite && array.is_dense();
 }
 
-constexpr const char* kStreamNames[device::kLanes] = {"host to device", "device to host", "on the device",
-                                                      "memory"};
+constexpr const char* kStreamNames[device::kStreamKinds] = {"host to device", "device to host",
+                                                            "on the device", "memory"};
 
 [[gnu::cold]] trace::Span begin_span(const Op& op, const Array& src, const Array& dst,
                                      const std::optional<DeviceCopy>& submitted) noexcept {
@@ -125,7 +125,7 @@ constexpr const char* kStreamNames[device::kLanes] = {"host to device", "device 
     describe(dst, text);
     if (submitted) {
       trace::SpanText(record.stream) << device::text_of(submitted->device().id()) << ", "
-                                     << kStreamNames[static_cast<size_t>(submitted->lane())];
+                                     << kStreamNames[static_cast<size_t>(submitted->stream_kind())];
     }
   });
 }

@@ -25,12 +25,12 @@ inline void relax_processor() noexcept {
 // Waits until is_free() returns true, which another thread causes soon.
 template <class Condition>
 void pause_until(Condition is_free) noexcept {
-  constexpr int kRoundsBeforeYield = 64;
-  constexpr int kRoundsBeforeSleep = 96;
-  for (int round = 0; !is_free(); ++round) {
-    if (round < kRoundsBeforeYield) {
+  constexpr int kLooksBeforeYield = 64;
+  constexpr int kLooksBeforeSleep = 96;
+  for (int look = 0; !is_free(); ++look) {
+    if (look < kLooksBeforeYield) {
       relax_processor();
-    } else if (round < kRoundsBeforeSleep) {
+    } else if (look < kLooksBeforeSleep) {
       sched_yield();
     } else {
       const timespec a_while{0, 50'000};

@@ -95,7 +95,7 @@ tenon_status tenon_device_stream(tenon_device id, int64_t* out, tenon_error* err
   return guarded(error, [&] {
     not_null(out, "out");
     *out = static_cast<int64_t>(
-        reinterpret_cast<intptr_t>(device::Device::of(id).stream(device::Lane::kMemory)));
+        reinterpret_cast<intptr_t>(device::Device::of(id).stream(device::StreamKind::kMemory)));
   });
 }
 

@@ -248,7 +248,7 @@ uint64_t Device::free_nbytes() {
 
 void* Device::allocate_in(Stream pool, size_t nbytes, bool is_zeroed, Ref<Event>* born) {
   const Current current(*this);
-  const Stream order = stream(Lane::kMemory);
+  const Stream order = stream(StreamKind::kMemory);
   void* address = nullptr;
   if (const Status s = driver_.allocate(nbytes, pool, &address)) {
     uint64_t free = 0;

@@ -74,8 +74,8 @@ class Event {
 };
 
 // The streams of a device. Work on different ones runs side by side.
-enum class Lane : uint8_t { kToDevice, kToHost, kOnDevice, kMemory };
-inline constexpr size_t kLanes = 4;
+enum class StreamKind : uint8_t { kToDevice, kToHost, kOnDevice, kMemory };
+inline constexpr size_t kStreamKinds = 4;
 
 // One for each device that is used, never destroyed. Threads: any.
 class Device {
@@ -96,7 +96,7 @@ class Device {
   tenon_device id() const noexcept { return id_; }
   const DeviceTraits& traits() const noexcept { return traits_; }
   Driver& driver() const noexcept { return driver_; }
-  Stream stream(Lane lane) const noexcept { return streams_[static_cast<size_t>(lane)]; }
+  Stream stream(StreamKind kind) const noexcept { return streams_[static_cast<size_t>(kind)]; }
   uint64_t free_nbytes();
   // False in a forked child: nothing may be called then.
   bool is_usable() const noexcept { return driver_.is_usable(); }
@@ -117,14 +117,14 @@ class Device {
     Driver::Entry entry_;
   };
 
-  // Memory, aligned to 256 bytes. born: the moment from which on streams other than Lane::kMemory may use it;
-  // null: at once. Fails with kNoMemory, kSystem.
+  // Memory, aligned to 256 bytes. born: the moment from which on streams other than
+  // StreamKind::kMemory may use it; null: at once. Fails with kNoMemory, kSystem.
   void* allocate(size_t nbytes, bool is_zeroed, Ref<Event>* born) {
-    return allocate_in(traits_.has_pools ? stream(Lane::kMemory) : nullptr, nbytes, is_zeroed, born);
+    return allocate_in(traits_.has_pools ? stream(StreamKind::kMemory) : nullptr, nbytes, is_zeroed, born);
   }
   // Requires that all work on the memory is done.
   void free(void* address, size_t nbytes) noexcept {
-    free_in(traits_.has_pools ? stream(Lane::kMemory) : nullptr, address, nbytes);
+    free_in(traits_.has_pools ? stream(StreamKind::kMemory) : nullptr, address, nbytes);
   }
   // The same outside of the pools of the driver, whose memory cannot be given to other processes.
   void* allocate_alone(size_t nbytes, bool is_zeroed, Ref<Event>* born) {
@@ -172,7 +172,7 @@ class Device {
   Driver& driver_;
   Context context_ = nullptr;
   DeviceTraits traits_;
-  std::array<Stream, kLanes> streams_{};
+  std::array<Stream, kStreamKinds> streams_{};
 
   SpinLock lock_;
   std::vector<EventHandle> spare_events_;  // guarded by lock_; has room for all that were made

@@ -23,7 +23,7 @@
 namespace tenon::impl {
 
 using device::Device;
-using device::Lane;
+using device::StreamKind;
 using Values = std::vector<int32_t>;
 
 inline constexpr tenon_device kCpu{TENON_CPU, 0};
@@ -152,7 +152,7 @@ class DeviceTest : public testing::Test {
   // While it lives, nothing runs on this stream of the device.
   class Hold {
    public:
-    explicit Hold(Lane lane, tenon_device id = kCuda) : id_(id), stream_(Device::of(id).stream(lane)) {
+    explicit Hold(StreamKind kind, tenon_device id = kCuda) : id_(id), stream_(Device::of(id).stream(kind)) {
       EXPECT_EQ(0, on(id_, fake_cuda_hold, stream_));
     }
     ~Hold() { release(); }

@@ -77,7 +77,7 @@ TEST_F(DeviceEdges, ACastOnTheHostWaitsForTheCopyIntoItsSource) {
   copy(counting({kN}), d);
   const Held h = make(kPinned, {kN}, kInt32, TENON_ZEROED);
   const Held wide = make(kCuda, {kN}, kInt64, TENON_ZEROED);
-  void* const down = Device::of(kCuda).stream(Lane::kToHost);
+  void* const down = Device::of(kCuda).stream(StreamKind::kToHost);
   on(kCuda, fake_cuda_hold, down);
   tenon_op* const first = push(d, h);
   tenon_op* const second = push(h, wide);
@@ -94,7 +94,7 @@ TEST_F(DeviceEdges, TheFailureOfALaterOpIsNotThatOfASubmittedOne) {
   const Held x = make(kCuda, {kN}, kInt32, TENON_ZEROED);
   const Held y = make(kCpu, {kN}, kInt32, TENON_ZEROED);
   const Held without_value = counting({kN});
-  void* const down = Device::of(kCuda).stream(Lane::kToHost);
+  void* const down = Device::of(kCuda).stream(StreamKind::kToHost);
   on(kCuda, fake_cuda_hold, down);
   tenon_op* const earlier = push(x, y);
   while (statistics().submitted < 1) std::this_thread::yield();
@@ -147,7 +147,7 @@ TEST_F(DeviceEdges, ASecondImportIsOrderedBehindItsProducer) {
   {  // as a producer does: the stream of Tenon waits for its own
     const Ref<device::Event> produced = device.record(stream);
     const Device::Current current(device);
-    ASSERT_EQ(0, device.wait(device.stream(Lane::kMemory), *produced));
+    ASSERT_EQ(0, device.wait(device.stream(StreamKind::kMemory), *produced));
   }
   resume_later();
   const Held b = imported();

@@ -47,7 +47,7 @@ TEST_F(Exchange, NumbersOfStreamsFollowTheProtocol) {
 // Breaks when the export does not make the stream of the consumer wait for the copy.
 TEST_F(Exchange, TheConsumersStreamWaitsForWhatWasSubmitted) {
   const Held a = make(kCuda, {3000}, kInt32, TENON_ZEROED);
-  void* const up = Device::of(kCuda).stream(Lane::kToDevice);
+  void* const up = Device::of(kCuda).stream(StreamKind::kToDevice);
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, up));
   tenon_op* const op = push(counting({3000}), a);
   DLManagedTensorVersioned* const tensor = exported(a);  // waits until it is submitted, and not for its end
@@ -119,7 +119,7 @@ TEST_F(Exchange, ManagedMemoryIsOrderedWithTheStreamsThatUseIt) {
   {
     const Ref<device::Event> produced = device.record(stream);
     const Device::Current current(device);
-    ASSERT_EQ(0, device.wait(device.stream(Lane::kMemory), *produced));
+    ASSERT_EQ(0, device.wait(device.stream(StreamKind::kMemory), *produced));
   }
   resume_later();
   static int64_t shape[] = {1000};
@@ -136,7 +136,7 @@ TEST_F(Exchange, ManagedMemoryIsOrderedWithTheStreamsThatUseIt) {
   // The consumer's stream waits for a copy that was submitted before.
   const Held two = make(kCuda, {1000}, kInt32, TENON_ZEROED);
   ASSERT_EQ(values(two), Values(1000, 0));
-  Hold hold(Lane::kToHost);
+  Hold hold(StreamKind::kToHost);
   tenon_op* const op = push(two, a);
   DLManagedTensorVersioned* const tensor = exported(a);
   EXPECT_EQ(kDLCUDAManaged, tensor->dl_tensor.device.device_type);
@@ -190,7 +190,7 @@ TEST_F(Exchange, AnExportBreaksNoCaptureAndIsRefusedWhereItCannotWork) {
   EXPECT_EQ(0, on(kCuda, fake_cuda_launch, stream, AddOne::run, const_cast<AddOne*>(&captured)));
   tensor->deleter(tensor);
   EXPECT_EQ(0, on(kCuda, fake_cuda_end_capture, stream, nullptr));
-  void* const up = Device::of(kCuda).stream(Lane::kToDevice);
+  void* const up = Device::of(kCuda).stream(StreamKind::kToDevice);
   ASSERT_EQ(0, on(kCuda, fake_cuda_hold, up));
   tenon_op* const op = push(counting({1000}), a);
   while (statistics().submitted == 0) moment();

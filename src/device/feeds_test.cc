@@ -21,7 +21,7 @@ namespace tenon::impl {
 namespace {
 
 using device::Device;
-using device::Lane;
+using device::StreamKind;
 using HostMemory = DeviceBatches::HostMemory;
 
 constexpr int64_t kRows = 24;
@@ -229,7 +229,7 @@ TEST_F(Feeds, ADeviceSlotIsFreeWhenTheWorkOnItIsDone) {
 TEST_F(Feeds, OnStarvedDoesNotWaitForOtherWork) {
   const Held source_of_other = counting({4});
   const Held other = make(kOther, {4});
-  Hold hold(Lane::kToDevice, kOther);
+  Hold hold(StreamKind::kToDevice, kOther);
   tenon_op* op = nullptr;
   ASSERT_EQ(TENON_OK, tenon_push_copy(source_of_other, other, nullptr, &op, &error)) << error.message;
   ASSERT_TRUE(soon([&] { return statistics().submitted != 0; }));
@@ -254,7 +254,7 @@ TEST_F(Feeds, OnStarvedDoesNotWaitForOtherWork) {
 // Breaks when the slot is given back when the copy is submitted.
 TEST_F(Feeds, ASlotOfTheHostIsFreeAtTheEventOfItsCopy) {
   DeviceFeed feed(source, options(1, 4, 8), 2);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   feed.begin();
   const Ref<Batch> batch = next(feed);  // does not wait for the copy
   EXPECT_TRUE(soon([&] { return statistics().submitted >= 2; }));
@@ -417,7 +417,7 @@ TEST_F(Feeds, BatchesOutliveTheFeed) {
 
 // Breaks when the end of a feed unpins its slots, or frees its device slots, under copies.
 TEST_F(Feeds, TheEndOfAFeedWaitsForItsCopies) {
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   std::atomic<bool> has_ended{false};
   auto feed = std::make_unique<DeviceFeed>(source, options(1, 4, 8), 3);
   feed->begin();
@@ -437,7 +437,7 @@ TEST_F(Feeds, TheEndOfAFeedWaitsForItsCopies) {
 
 // A program that does not end its feed does not hang at its end, whatever the device does.
 TEST_F(Feeds, TheEndOfAFeedDoesNotWaitLongForADevice) {
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   {
     DeviceFeed feed(source, options(1, 4, 8), 3);
     feed.begin();

@@ -93,7 +93,7 @@ TEST(NoDriver, AProcessEndsWhileItsWorkIsNotDone) {
     if (tenon_array_create(kInt32, 1, &n, kCpu, TENON_ZEROED, &a, nullptr) != TENON_OK) _exit(1);
     if (tenon_array_create(kInt32, 1, &n, kCuda, TENON_ZEROED, &b, nullptr) != TENON_OK) _exit(2);
     device::Device& device = device::Device::of(kCuda);
-    if (DeviceTest::on(kCuda, fake_cuda_hold, device.stream(device::Lane::kToDevice)) != 0) _exit(3);
+    if (DeviceTest::on(kCuda, fake_cuda_hold, device.stream(device::StreamKind::kToDevice)) != 0) _exit(3);
     if (tenon_push_copy(a, b, nullptr, &op, nullptr) != TENON_OK) _exit(4);
     while (device::Completions::instance().pending() == 0) std::this_thread::yield();
     std::exit(0);
@@ -111,7 +111,7 @@ struct AfterHeldWork : device::AfterWork {
     alarm(60);
     call = [](AfterWork* self) noexcept { static_cast<AfterHeldWork*>(self)->is_told = true; };
     device::SubmittedWork::instance().prepare();
-    stream = device::Device::of(kCuda).stream(device::Lane::kToDevice);
+    stream = device::Device::of(kCuda).stream(device::StreamKind::kToDevice);
     (void)DeviceTest::on(kCuda, fake_cuda_hold, stream);
   }
   void launch(int (*kernel)(void*)) {

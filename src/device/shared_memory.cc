@@ -57,7 +57,7 @@ std::unique_ptr<SharedMemory> SharedMemory::create(tenon_device id, uint64_t nby
   const Status ended = born ? born->synchronise() : kOk;
   const Device::Current current(device);
   if (ended != kOk) {
-    (void)device.driver().synchronise_stream(device.stream(Lane::kMemory));  // before it is freed
+    (void)device.driver().synchronise_stream(device.stream(StreamKind::kMemory));  // before it is freed
     throw device.error_of(ended, concat("zero memory of ", device::text_of(id)));
   }
   if (const Status s = device.driver().export_memory(memory->data_, &record.handle))

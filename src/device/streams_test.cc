@@ -50,7 +50,7 @@ class Streams : public DeviceTest {
 TEST_F(Streams, ACopyIsDoneWhenItsWorkIs) {
   const Held host = counting({1000});
   const Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed op = push(host, a);
   EXPECT_TRUE(soon([&] { return submitted() == 1; }));
   moment();
@@ -67,7 +67,7 @@ TEST_F(Streams, DependentCopiesAreSubmittedAtOnceAndWaitForEvents) {
   const Held a = make(kCuda, {5000}, kInt32, TENON_ZEROED);
   const Held b = make(kCuda, {5000}, kInt32, TENON_ZEROED);
   const Held back = make(kCpu, {5000}, kInt32, TENON_ZEROED);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed up = push(host, a);
   const Pushed across = push(a, b);
   const Pushed down = push(b, back);
@@ -85,7 +85,7 @@ TEST_F(Streams, AWriterWaitsForReadersOnOtherStreams) {
   ASSERT_EQ(TENON_OK, tenon_array_fill(ones, &one, kInt32, &error));
   const Held a = make(kCuda, {5000}, kInt32, TENON_ZEROED);
   const Held back = counting({5000});
-  Hold hold(Lane::kToHost);
+  Hold hold(StreamKind::kToHost);
   const Pushed read = push(a, back);
   const Pushed write = push(ones, a);
   EXPECT_TRUE(soon([&] { return submitted() == 2; }));
@@ -100,7 +100,7 @@ TEST_F(Streams, AWriterWaitsForReadersOnOtherStreams) {
 TEST_F(Streams, TheHostWaitsUntilTheWorkIsDone) {
   const Held host = counting({1000});
   const Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed op = push(host, a);
   EXPECT_TRUE(soon([&] { return submitted() == 1; }));
   tenon_error e = TENON_ERROR_INIT;
@@ -128,7 +128,7 @@ TEST_F(Streams, WorkOfTheHostBehindACopyRunsWhenItIsDone) {
   const Held host = counting({100});
   const Held a = make(kCuda, {100}, kInt32, TENON_ZEROED);
   const Held after = make(kCpu, {100}, kInt32, TENON_ZEROED);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed up = push(host, a);
   // A host op that writes what the copy reads.
   const Pushed clear = push(after, host);
@@ -164,7 +164,7 @@ TEST_F(Streams, CopiesBetweenDevicesWaitForEachOther) {
   const Held a = make(kCuda, {3000}, kInt32, TENON_ZEROED);
   const Held b = make(kOther, {3000}, kInt32, TENON_ZEROED);
   const Held back = make(kPinned, {3000}, kInt32, TENON_ZEROED);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed one = push(host, a);
   const Pushed two = push(a, b);
   const Pushed three = push(b, back);
@@ -194,7 +194,7 @@ TEST_F(Streams, MemoryIsKeptUntilTheWorkOnItIsDone) {
   Held host = counting({1000});
   Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
   const uint64_t before = statistics().device_nbytes;
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed op = push(host, a);
   host.reset();
   a.reset();
@@ -208,7 +208,7 @@ TEST_F(Streams, MemoryIsKeptUntilTheWorkOnItIsDone) {
 TEST_F(Streams, AForkedChildHasTheFailureOfWhatTheParentGoesOnWith) {
   const Held host = counting({1000});
   const Held a = make(kCuda, {1000}, kInt32, TENON_ZEROED);
-  Hold hold(Lane::kToDevice);
+  Hold hold(StreamKind::kToDevice);
   const Pushed op = push(host, a);
   EXPECT_TRUE(soon([&] { return submitted() == 1; }));
   const pid_t child = fork();
@@ -263,7 +263,7 @@ TEST_F(Streams, ZZAFailureOfTheDeviceFailsTheOpAndThoseBehindItWithTheFirstCause
   const Held a = make(kOther, {100}, kInt32, TENON_ZEROED);
   const Held back = make(kCpu, {100}, kInt32, TENON_ZEROED);
   ASSERT_EQ(values(a), Values(100, 0));
-  Hold hold(Lane::kToDevice, kOther);
+  Hold hold(StreamKind::kToDevice, kOther);
   const Pushed up = push(host, a);
   const Pushed down = push(a, back);
   EXPECT_TRUE(soon([&] { return submitted() == 2; }));

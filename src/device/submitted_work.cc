@@ -23,7 +23,7 @@ namespace tenon::impl::device {
 namespace {
 
 constexpr int32_t kType = TENON_CUDA;
-constexpr uint32_t kMostRounds = 4;      // whose events have not come
+constexpr uint32_t kMostRecorded = 4;    // whose events have not come
 constexpr int64_t kAgainNs = 2'000'000;  // after a failure, and twice as long after each further one
 constexpr int kMostDoublings = 7;
 constexpr int64_t kInCaptureNs = 100'000'000;
@@ -39,9 +39,9 @@ void synchronise(const std::vector<Device*>& devices) {
 }  // namespace
 
 // Calls that wait for one event of each device. Of the thread of Completions.
-struct SubmittedWork::Round {
+struct SubmittedWork::Recorded {
   struct Part : Completion {
-    Round* round = nullptr;
+    Recorded* whole = nullptr;
   };
   std::vector<Part> parts;
   size_t left = 0;
@@ -53,8 +53,8 @@ struct SubmittedWork::Round {
     left = parts.size();
     for (size_t i = 0; i < parts.size(); ++i) {
       parts[i].event = devices[i]->make_event(nullptr);
-      parts[i].round = this;
-      parts[i].done = [](Completion* self, Status s) { static_cast<Part*>(self)->round->end_part(s); };
+      parts[i].whole = this;
+      parts[i].done = [](Completion* self, Status s) { static_cast<Part*>(self)->whole->end_part(s); };
       if (const Status s = devices[i]->record_all(*parts[i].event)) throw devices[i]->error_of(s, kDoing);
     }
   }
@@ -203,35 +203,35 @@ void SubmittedWork::make(AfterWork* calls) noexcept {
 }
 
 bool SubmittedWork::begin() noexcept {
-  if (!take() || rounds_ == kMostRounds) return false;
-  std::unique_ptr<Round> recorded;
+  if (!take() || n_recorded_ == kMostRecorded) return false;
+  std::unique_ptr<Recorded> recorded;
   const auto record = [&](const std::vector<Device*>& devices) {
-    recorded = std::make_unique<Round>();
+    recorded = std::make_unique<Recorded>();
     recorded->record(devices);
   };
   if (!ask(record)) return false;
   recorded->calls = std::exchange(held_, nullptr);
-  Round* const round = recorded.release();
-  ++rounds_;
-  if (round->parts.empty()) {
-    end(round);
+  Recorded* const whole = recorded.release();
+  ++n_recorded_;
+  if (whole->parts.empty()) {
+    end(whole);
     return true;
   }
   // The thread that would make its calls is this one.
-  for (Round::Part& part : round->parts) (void)Completions::instance().add(&part);
+  for (Recorded::Part& part : whole->parts) (void)Completions::instance().add(&part);
   return true;
 }
 
-void SubmittedWork::end(Round* round) noexcept {
-  const std::unique_ptr<Round> ended(round);
-  --rounds_;
-  if (round->status == kOk) {
-    make(round->calls);
+void SubmittedWork::end(Recorded* recorded) noexcept {
+  const std::unique_ptr<Recorded> ended(recorded);
+  --n_recorded_;
+  if (recorded->status == kOk) {
+    make(recorded->calls);
     return;
   }
-  hold(round->calls);
+  hold(recorded->calls);
   try {
-    throw error_of(driver_of(kType), round->status, kDoing);
+    throw error_of(driver_of(kType), recorded->status, kDoing);
   } catch (const std::exception& e) {
     note_failure(e);
   }

@@ -63,14 +63,14 @@ class SubmittedWork {
   int64_t again_in_ns() const noexcept;
 
  private:
-  struct Round;
+  struct Recorded;
   template <class Question>
   bool ask(Question question) noexcept;
   bool take() noexcept;
   void hold(AfterWork* calls) noexcept;
   void note_failure(const std::exception& error) noexcept;
   void make(AfterWork* calls) noexcept;
-  void end(Round* round) noexcept;
+  void end(Recorded* recorded) noexcept;
   void wake() noexcept;
   void run() noexcept;
 
@@ -82,7 +82,7 @@ class SubmittedWork {
   std::mutex asking_;
   // Of the thread.
   AfterWork* held_ = nullptr;  // for which nothing is recorded yet
-  uint32_t rounds_ = 0;        // that are recorded
+  uint32_t n_recorded_ = 0;    // that are recorded
   int64_t again_ns_ = 0;       // not before, after a failure
   int failures_ = 0;           // in a row
   // Constant from prepare() on.

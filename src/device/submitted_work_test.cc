@@ -74,9 +74,9 @@ TEST_F(AfterSubmittedWork, ACallComesAfterTheWorkOfAStreamOfAnotherLibrary) {
 
 TEST_F(AfterSubmittedWork, ACallWaitsForEachDeviceOfTheProcess) {
   Told told;
-  Hold hold(Lane::kToDevice, kOther);
+  Hold hold(StreamKind::kToDevice, kOther);
   EXPECT_EQ(0, on(
-                   kOther, fake_cuda_launch, Device::of(kOther).stream(Lane::kToDevice),
+                   kOther, fake_cuda_launch, Device::of(kOther).stream(StreamKind::kToDevice),
                    +[](void*) { return 0; }, nullptr));
   then(told);
   moment();

@@ -183,7 +183,7 @@ class CellLease {
   }
   ~CellLease() { release_if_held(); }
   // With a failure: the bytes hold no value. Without: overwritten bytes hold a value again.
-  void settle(const Ref<Failure>& failure) { impl::settle(request_, failure); }
+  void note_outcome(const Ref<Failure>& failure) { impl::note_outcome(request_, failure); }
   // Removes the owner: any thread may release it then.
   void detach() { impl::detach(request_); }
 

@@ -28,7 +28,7 @@
 #include "base/futex.h"
 #include "base/repeats_testing.h"
 #include "base/spin_lock.h"
-#include "exec/pool.h"
+#include "exec/thread_pool.h"
 
 namespace tenon::impl {
 namespace {

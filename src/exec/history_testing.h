@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Records the accesses of a concurrent test and checks afterwards that they were allowed. Every access notes
-// when it began and ended, from inside: after the grant and before the end of the op, lease or view. The
+// when it began and ended, from inside: after it is granted and before the end of the op, lease or view. The
 // checker then shows, for each cell:
 //
 //   - no two accesses that conflict overlap in time;

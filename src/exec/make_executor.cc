@@ -11,8 +11,8 @@
 #include "base/error.h"
 #include "exec/executor.h"
 #include "exec/inline_executor.h"
-#include "exec/pool.h"
 #include "exec/seeded_executor.h"
+#include "exec/thread_pool.h"
 
 namespace tenon::impl {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/foreign_call.h"
 #include "base/os.h"
 #include "exec/engine.h"
-#include "exec/pool.h"
+#include "exec/thread_pool.h"
 #include "sync/gate.h"
 
 namespace tenon::impl {
@@ -273,7 +273,7 @@ void Op::end_body(uint32_t part) noexcept {
 Task* Op::finish() noexcept {
   if (span_ != trace::kNoSpan) [[unlikely]]
     note_end();
-  settle(*this, failure_);
+  note_outcome(*this, failure_);
   ReadyList ready;
   impl::release(*this, &ready);
   const bool was_finishing = std::exchange(this_thread.is_finishing, true);
@@ -366,7 +366,7 @@ bool Op::wait(const Deadline& deadline, Conflict* conflict) noexcept {
 
 void Op::abandon(Ref<Failure> failure) noexcept {
   failure_ = std::move(failure);
-  settle(*this, failure_);
+  note_outcome(*this, failure_);
   // If the body has begun, this thread may be inside of it and may still use its context.
   const bool has_begun = (state_.load(std::memory_order_relaxed) & kStateBits) == kRunning;
   if (work_.drop != nullptr && !has_begun) work_.drop(work_.context);

@@ -425,10 +425,10 @@ class Program {
     if (w.access == Access::kRead) return;
     if (chance(10)) {
       const std::string name = concat("lease ", asker_, ".", ++asked_);
-      lease.settle(new_failure(name.c_str()));
+      lease.note_outcome(new_failure(name.c_str()));
       add_failure(w, {name});
     } else if (w.is_overwrite) {
-      lease.settle({});
+      lease.note_outcome({});
       heal(w);
     }
   }

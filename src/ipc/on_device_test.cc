@@ -150,7 +150,7 @@ TEST_F(SharedOnDevice, OtherProcessesWaitForAPushedCopy) {
   source.fill(int32_t{9});
   Peer peer({"side"});
   ASSERT_EQ("ok", peer.ask("open " + hex(api::send(a))));
-  void* const stream = Device::of(kCuda).stream(Lane::kToDevice);
+  void* const stream = Device::of(kCuda).stream(StreamKind::kToDevice);
   EXPECT_EQ(0, on_device(fake_cuda_hold, stream));
   tenon_error error = TENON_ERROR_INIT;
   tenon_op* op = nullptr;

@@ -30,7 +30,7 @@ namespace tenon::impl {
 
 using namespace std::chrono_literals;
 using device::Device;
-using device::Lane;
+using device::StreamKind;
 
 constexpr int64_t kN = 3000;
 constexpr tenon_device kCuda{TENON_CUDA, 0};

@@ -78,7 +78,7 @@ class TestLease {
   bool is_held() const { return is_held_; }
   void release() {
     if (!std::exchange(is_held_, false)) return;
-    if (!has_failed) impl::settle(request_, {});
+    if (!has_failed) impl::note_outcome(request_, {});
     impl::release(request_);
   }
   void detach() { impl::detach(request_); }

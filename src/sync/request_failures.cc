@@ -54,7 +54,7 @@ bool clear_failures(Home& home, const Extent& extent, Conflict* conflict) noexce
   return gate == nullptr || gate->clear_deaths(extent, Deadline(gate_timeout_ns()), conflict);
 }
 
-void settle(const Request& request, const Ref<Failure>& failure) noexcept {
+void note_outcome(const Request& request, const Ref<Failure>& failure) noexcept {
   for (const RequestPart& e : request.parts) {
     if (e.access != Access::kWrite || (!failure && !e.is_overwrite)) continue;
     if (e.is_overwrite && !failure && e.queue->gate() != nullptr) [[unlikely]] {

@@ -139,7 +139,7 @@ Ref<Failure> failure_before(const Request& request) noexcept;
 
 // With a failure: the bytes that a granted request writes hold no value. Without: the bytes that it has
 // overwritten hold a value again.
-void settle(const Request& request, const Ref<Failure>& failure) noexcept;
+void note_outcome(const Request& request, const Ref<Failure>& failure) noexcept;
 
 // Calls become_ready() for each request of the list.
 void notify(ReadyList& ready) noexcept;

@@ -133,7 +133,7 @@ IMPORTS = {
 
 @pytest.mark.parametrize("way", IMPORTS)
 @pytest.mark.parametrize("kind", ["SharedMemory", "mmap"])
-def test_memory_on_loan_cannot_be_closed(kind, way):
+def test_lent_memory_cannot_be_closed(kind, way):
     """NumPy keeps no buffer of what np.ndarray(buffer=) lies on."""
     if kind == "mmap":
         memory = buffer = mmap.mmap(-1, mmap.PAGESIZE)
@@ -275,7 +275,7 @@ def test_borrowers_name_the_line_that_made_an_array_read_only():
     assert borrower == tn.Borrower("readonly", (4, 3), "float32", line_here(-4))
     part = a[1:]
     del a
-    assert tn.borrowers(x) == [borrower], "a slice of the array keeps the loan"
+    assert tn.borrowers(x) == [borrower], "a slice of the array keeps the borrow"
     view = np.asarray(part)
     del part
     assert tn.borrowers(x) == [borrower], "so does a view"
@@ -300,7 +300,7 @@ def test_borrowers_are_found_through_views_and_bases():
     assert tn.borrowers(base) == []
 
 
-def test_each_loan_of_an_array_is_a_borrower_of_its_own():
+def test_each_borrow_of_an_array_is_a_borrower_of_its_own():
     x = np.zeros(3)
     a = tn.from_numpy(x)
     b = tn.from_numpy(x, mode="writable")
@@ -326,7 +326,7 @@ def test_each_loan_of_an_array_is_a_borrower_of_its_own():
     "made", [lambda: np.zeros((2, 4)), lambda: np.zeros(8).reshape(2, 4)], ids=["owner", "view"]
 )
 @pytest.mark.parametrize("first", ["whole", "part"])
-def test_a_view_of_an_array_on_loan_is_another_loan_of_that(made, first):
+def test_a_view_of_a_lent_array_is_another_borrow_of_that(made, first):
     x = made()
     arrays = {"whole": tn.from_numpy(x), "part": tn.from_numpy(x[1, 1:])}
     assert tn.borrowers(x) == [tn.Borrower("readonly", (2, 4), "float64", line_here(-1))] * 2
@@ -342,7 +342,7 @@ def test_a_view_of_an_array_on_loan_is_another_loan_of_that(made, first):
     x[...] = 1
 
 
-def test_a_view_of_an_array_on_loan_does_not_keep_that_from_ops():
+def test_a_view_of_a_lent_array_does_not_keep_that_from_ops():
     x = np.zeros(8)
     a = tn.from_numpy(x)
     part = tn.from_numpy(x[1:])
@@ -351,7 +351,7 @@ def test_a_view_of_an_array_on_loan_does_not_keep_that_from_ops():
     assert part.tolist() == [3] * 7
 
 
-def test_the_widest_array_on_loan_around_a_view_stays_read_only():
+def test_the_widest_lent_array_around_a_view_stays_read_only():
     flat = np.zeros(12)
     x, row = flat.reshape(3, 4), flat[4:8]
     of_row, of_x = tn.from_numpy(row), tn.from_numpy(x)
@@ -362,7 +362,7 @@ def test_the_widest_array_on_loan_around_a_view_stays_read_only():
     assert x.flags.writeable
 
 
-def test_a_read_only_view_lends_nothing_but_itself_where_no_loan_made_it_read_only():
+def test_a_read_only_view_lends_nothing_but_itself_where_no_borrow_made_it_read_only():
     flat, other = np.zeros(12), np.zeros(12)
     x, beside = flat[:6], flat[6:]
     beside.flags.writeable = False
@@ -370,15 +370,15 @@ def test_a_read_only_view_lends_nothing_but_itself_where_no_loan_made_it_read_on
     view = other[1:]
     view.flags.writeable = False
     a, b = tn.from_numpy(beside[1:]), tn.from_numpy(view)
-    assert [(loan.mode, loan.shape) for loan in tn.borrowers(beside)] == [("readonly", (5,))]
-    assert [loan.mode for loan in tn.borrowers(other)] in (["writable", "readonly"], ["readonly", "writable"])
+    assert [(borrow.mode, borrow.shape) for borrow in tn.borrowers(beside)] == [("readonly", (5,))]
+    assert [one.mode for one in tn.borrowers(other)] in (["writable", "readonly"], ["readonly", "writable"])
     del kept
     assert x.flags.writeable and other.flags.writeable
     del a, b
     assert not beside.flags.writeable and not view.flags.writeable
 
 
-def test_an_array_that_another_owner_keeps_is_no_view_of_the_one_on_loan():
+def test_an_array_that_another_owner_keeps_is_no_view_of_the_lent_one():
     memory = bytearray(64)
     x, other = np.frombuffer(memory), np.frombuffer(memory)
     view = other[1:]
@@ -389,7 +389,7 @@ def test_an_array_that_another_owner_keeps_is_no_view_of_the_one_on_loan():
     del b
 
 
-def test_a_promise_to_order_writes_holds_for_views_of_an_array_on_loan():
+def test_a_promise_to_order_writes_holds_for_views_of_a_lent_array():
     x = np.zeros(8)
     a = tn.from_numpy(x)
     part = tn.from_numpy(x[1:], mode="writable")
@@ -398,7 +398,7 @@ def test_a_promise_to_order_writes_holds_for_views_of_an_array_on_loan():
     assert part.tolist() == [5, 0, 0, 0, 0, 0, 0]
 
 
-def test_a_read_only_array_on_loan_has_borrowers_and_stays_as_it_was():
+def test_a_lent_read_only_array_has_borrowers_and_stays_as_it_was():
     x = np.zeros(3)
     x.flags.writeable = False
     a, b = tn.from_numpy(x), tn.from_numpy(x, mode="writable")
@@ -416,7 +416,7 @@ def test_a_read_only_array_on_loan_has_borrowers_and_stays_as_it_was():
     assert tn.borrowers(x) == [] and not x.flags.writeable
 
 
-def test_no_loan_has_no_borrower():
+def test_no_borrow_has_no_borrower():
     x = np.zeros(3)
     copy = tn.from_numpy(x, zero_copy=False)
     assert tn.borrowers(x) == tn.borrowers(np.asarray(copy)) == []
@@ -436,7 +436,7 @@ def test_borrowers_keep_nothing_alive():
     assert sys.getrefcount(x) == before
 
 
-def test_many_loans_are_found_and_end_in_any_order():
+def test_many_borrows_are_found_and_end_in_any_order():
     x = np.arange(1000.0)
     rows = [x[i : i + 1] for i in range(500)]
     arrays = [tn.from_numpy(row) for row in rows] + [tn.from_numpy(rows[7]) for _ in range(20)]
@@ -623,7 +623,7 @@ def test_a_list_is_no_destination_of_cast():
         tn.cast(tn.array([1.0, 2.0]), [0, 0])
 
 
-def test_a_view_that_was_read_only_before_a_loan_counts_as_one_of_the_loan():
+def test_a_view_that_was_read_only_before_a_borrow_counts_as_one_of_the_borrow():
     """NumPy does not tell it from a view that was taken meanwhile."""
     x = np.zeros(3)
     view = np.broadcast_to(x, (2, 3))

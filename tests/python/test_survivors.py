@@ -728,14 +728,14 @@ def test_weak_references_and_registries_do_not_grow(shared):
     torch = pytest.importorskip("torch")
     from tenon._sync import endings as _endings
 
-    before = len(_endings._unsettled), len(gc.callbacks)
+    before = len(_endings._retained), len(gc.callbacks)
     for _ in range(50):
         with a.write() as v:
             t = torch.from_numpy(v)
         reference = weakref.ref(v)
         del v, t
         assert reference() is None
-    assert (len(_endings._unsettled), len(gc.callbacks)) == before
+    assert (len(_endings._retained), len(gc.callbacks)) == before
 
 
 # --- messages of waits

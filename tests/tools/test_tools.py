@@ -101,7 +101,7 @@ OP_CC = "python/src/op.cc"
 def package(tree):
     for name, text in PYTHON.items():
         place(tree, f"python/tenon/{name}", text)
-    return place(tree, OP_CC, 'nb::module_::import_("gc");\ncallback(Callback::kSettle)();\n')
+    return place(tree, OP_CC, 'nb::module_::import_("gc");\ncallback(Callback::kReleaseRetained)();\n')
 
 
 def test_imports_along_the_packages_pass(package):

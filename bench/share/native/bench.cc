@@ -76,7 +76,7 @@ TENON_BENCH_API void* share_open(std::size_t i, void* memory, const char* name, 
   });
 }
 
-TENON_BENCH_API void share_settled(void* party) { static_cast<bench::Party*>(party)->settled(); }
+TENON_BENCH_API void share_set_up(void* party) { static_cast<bench::Party*>(party)->set_up(); }
 
 // Not 0 on success.
 TENON_BENCH_API int share_turn(void* party, int64_t n, int64_t* stamps) {

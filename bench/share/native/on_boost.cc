@@ -40,7 +40,7 @@ class MessageQueue {
   explicit MessageQueue(const Side& side)
       : name_(side.name), queue_(bip::open_or_create, name_.c_str(), kPlaces, sizeof(uint64_t)) {}
 
-  void settled() { bip::message_queue::remove(name_.c_str()); }
+  void set_up() { bip::message_queue::remove(name_.c_str()); }
   void send(uint64_t which) { queue_.send(&which, sizeof which, 0); }
 
   uint64_t receive() {
@@ -68,7 +68,7 @@ class Semaphore {
     if (side.is_producer) new (side.state()) bip::interprocess_semaphore(0);
   }
 
-  void settled() {}
+  void set_up() {}
   void send(uint64_t) { semaphore_.post(); }
 
   uint64_t receive() {
@@ -91,7 +91,7 @@ class LockfreeQueue {
     if (side.is_producer) new (side.state()) Queue;
   }
 
-  void settled() {}
+  void set_up() {}
   void send(uint64_t which) { queue_.push(which); }
 
   uint64_t receive() {

@@ -43,7 +43,7 @@ class Items {
  public:
   explicit Items(const Side& side) : channel_(side.is_producer ? create(side) : open(side)) {}
 
-  void settled() {}
+  void set_up() {}
 
   void hand_over(uint64_t value) {
     tenon::Item item = channel_.loan();
@@ -119,7 +119,7 @@ class Leases {
     for (tenon_lease& lease : leases_) (void)tenon_lease_release(&lease);
   }
 
-  void settled() {}
+  void set_up() {}
 
   void hand_over(uint64_t value) {
     const std::size_t which = value % kTurns;

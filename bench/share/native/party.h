@@ -78,7 +78,7 @@ class Party {
  public:
   virtual ~Party() = default;
   // Both sides are open: names may go.
-  virtual void settled() {}
+  virtual void set_up() {}
   // n exchanges; writes a time for each, whose difference between the two sides is the latency.
   virtual void turn(int64_t n, int64_t* stamps) = 0;
 };
@@ -89,14 +89,14 @@ struct Contender {
   std::unique_ptr<Party> (*open)(const Side&);
 };
 
-// A channel that hands over which of the side's arrays was written. Numbers: Numbers(side), settled(),
+// A channel that hands over which of the side's arrays was written. Numbers: Numbers(side), set_up(),
 // send(uint64_t), uint64_t receive().
 template <class Numbers>
 class ArraysOfSide {
  public:
   explicit ArraysOfSide(const Side& side) : side_(side), numbers_(side) {}
 
-  void settled() { numbers_.settled(); }
+  void set_up() { numbers_.set_up(); }
   void hand_over(uint64_t value) {
     const uint64_t which = value % kArrays;
     side_.array(which) = value;
@@ -110,14 +110,14 @@ class ArraysOfSide {
   Numbers numbers_;
 };
 
-// Channel: Channel(side), settled(), hand_over(uint64_t), which writes that into an array, uint64_t take(),
+// Channel: Channel(side), set_up(), hand_over(uint64_t), which writes that into an array, uint64_t take(),
 // which reads it there, and give_back(), behind the time, when the array is not needed any more.
 template <class Channel, int64_t kPauseNs>
 class HandOver final : public Party {
  public:
   explicit HandOver(const Side& side) : side_(side), channel_(side) {}
 
-  void settled() override { channel_.settled(); }
+  void set_up() override { channel_.set_up(); }
 
   void turn(int64_t n, int64_t* stamps) override {
     for (int64_t i = 0; i < n; i++) stamps[i] = side_.is_producer ? produce() : consume();

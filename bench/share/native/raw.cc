@@ -34,7 +34,7 @@ class WordChannel {
  public:
   explicit WordChannel(const Side& side) : word_(*reinterpret_cast<Word*>(side.state())) {}
 
-  void settled() {}
+  void set_up() {}
 
   void send(uint64_t) {
     // pairs with: WordChannel::receive, "the array is written"
@@ -69,7 +69,7 @@ class PosixSemaphore {
     if (side.is_producer) sem_init(semaphore_, 1, 0);
   }
 
-  void settled() {}
+  void set_up() {}
   void send(uint64_t) { sem_post(semaphore_); }
 
   uint64_t receive() {

@@ -19,10 +19,10 @@ class Borrower:
     Attributes
     ----------
     mode : {'readonly', 'writable'}
-        'readonly': the NumPy array is read-only until the loan ends (`from_numpy`), or it was read-only
+        'readonly': the NumPy array is read-only until the borrow ends (`from_numpy`), or it was read-only
         before and stays so.
     shape : tuple of int
-        Of the NumPy array that is on loan. A read-only view of it counts as the array itself.
+        Of the NumPy array that is lent. A read-only view of it counts as the array itself.
     dtype : str
     site : str
         The line that borrowed the memory, for example 'train.py:12'; empty if it was not Python code.
@@ -37,8 +37,8 @@ class Borrower:
 def borrowers(x: np.ndarray[Any, Any]) -> list[Borrower]:
     """The arrays that use memory of a NumPy array, each with the line that borrowed it.
 
-    It explains NumPy's error "assignment destination is read-only": while `from_numpy` has the memory of an
-    array on loan, that array is read-only, and so are the views that are taken of it meanwhile. The arrays of
+    It explains NumPy's error "assignment destination is read-only": while `from_numpy` borrows the memory
+    of an array, that array is read-only, and so are the views that are taken of it meanwhile. The arrays of
     one that was read-only before are listed, too.
 
     Parameters
@@ -49,7 +49,7 @@ def borrowers(x: np.ndarray[Any, Any]) -> list[Borrower]:
     Returns
     -------
     list of Borrower
-        Empty if no memory of ``x`` is on loan. An array on loan stays so as long as an NDArray, a slice of
+        Empty if no memory of ``x`` is lent. A lent array stays so as long as an NDArray, a slice of
         that, a view or an op uses the memory.
 
     Raises

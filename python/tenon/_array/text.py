@@ -73,12 +73,12 @@ def array_repr(array: _core.NDArray) -> str:
         text = None
     finally:
         lease.release()
-    lent_at = _core.lone_loan(array)
+    lent_at = _core.lone_borrow(array)
     where = f" at {lent_at}" if lent_at else ""  # "": the line is not known
-    loan = "" if lent_at is None else f"borrowed{where} from an array that nothing else refers to"
+    borrow = "" if lent_at is None else f"borrowed{where} from an array that nothing else refers to"
     if text is None:
-        return _summary(array, loan)
-    return f"{prefix}{text}, dtype={array.dtype}{loan and ', ' + loan})"
+        return _summary(array, borrow)
+    return f"{prefix}{text}, dtype={array.dtype}{borrow and ', ' + borrow})"
 
 
 def array_html(array: _core.NDArray) -> str:

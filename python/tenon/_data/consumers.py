@@ -182,13 +182,13 @@ class _Waiter:
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
 
-        def settle() -> None:
+        def wake() -> None:
             if not arrived.done():
                 arrived.set_result(None)
 
         def tell(_: object) -> None:
             try:
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(wake)
             except RuntimeError:  # the loop is closed
                 pass
 

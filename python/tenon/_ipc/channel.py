@@ -14,7 +14,7 @@ from .._array.fields import Fields, FieldsLike, checks_fields, described, unwrit
 from .._array.share import Shared, is_feed, settings
 from .._core import ChannelCalls, NativeItem, NDArray, loan_field, received_field
 from .._errors import LeaseEscaped, is_of_user
-from .._sync.endings import end_views, settle
+from .._sync.endings import end_views, release_retained
 from .._sync.lease import where_views_are_kept
 from .._values import count
 from . import membership
@@ -315,7 +315,7 @@ class Loan(Fields, NativeItem):
         if not self._end(frame):
             del frame
             gc.collect()  # views in reference cycles that nothing uses
-            settle(is_error_near=True)
+            release_retained(is_error_near=True)
             where = where_views_are_kept([self._field_array(number) for number in viewed])
         try:
             self._send_item()

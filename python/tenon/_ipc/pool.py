@@ -19,7 +19,7 @@ from .._array import passing
 from .._core import MessageLimits, NativePool, NDArray
 from .._core import loads as loads
 from .._errors import LeaseConflict, LeaseEscaped, log
-from .._sync.endings import settle
+from .._sync.endings import release_retained
 from .._sync.engine import call_at_process_end
 from .._sync.lease import where_views_are_kept
 from .._typing import DTypeLike
@@ -232,7 +232,7 @@ class TensorPool(NativePool):
             return call()
         except LeaseConflict:
             gc.collect()  # views in reference cycles that nothing uses
-            settle(is_error_near=True)
+            release_retained(is_error_near=True)
         try:
             return call()
         except LeaseConflict as error:

@@ -2,8 +2,8 @@
 """Ends of blocks: the arrays of a block after its end, and their memory.
 
 After the block its array has no elements, whatever refers to it. It also releases the memory, unless an
-object refers to it that may know the address of the memory, such as a tensor. Then the array is *unsettled*
-until that object is gone. Nothing tells Python of that, so `settle` looks again.
+object refers to it that may know the address of the memory, such as a tensor. Then the array is *retained*
+until that object is gone. Nothing tells Python of that, so `release_retained` looks again.
 
 Other arrays and tensors over the memory stay as they are: they have *outlived* the block. The library makes
 other threads and tasks wait for them. The next block of the same thread would change what they show, so it
@@ -40,7 +40,7 @@ _searching = threading.RLock()
 
 # Ended arrays that still hold the memory, by their identity: a weak reference, and the number of references
 # at the last look.
-_unsettled: dict[int, tuple[weakref.ref[Any], int]] = {}
+_retained: dict[int, tuple[weakref.ref[Any], int]] = {}
 _NEVER = sys.maxsize
 
 
@@ -63,7 +63,7 @@ class _OfThread(threading.local):
 
 _here = _OfThread()
 _outlived: dict[int, dict[int, Outlived]] = {}  # all roots: those of their thread
-_core.set_registries(_outlived, _unsettled)
+_core.set_registries(_outlived, _retained)
 
 
 def outlived_here() -> list[Outlived]:
@@ -154,7 +154,7 @@ def end_views(views: list[Any], frame: FrameType | None, error: BaseException | 
         with no_other_search():
             is_free = _end_views(views, roots, frame, trace, is_thorough)
         if views:
-            _leave_unsettled(views, is_thorough)
+            _leave_retained(views, is_thorough)
         if not is_free and roots[0].flags.writeable:
             _note_outlived(roots, frame, is_near)
     return is_free
@@ -241,7 +241,7 @@ def _forget_outlived(key: int, _: Any, is_python_ending: Callable[[], bool] = sy
         _outlived.pop(key, {}).pop(key, None)
 
 
-# --- views that are unsettled
+# --- views that are retained
 
 
 def _has_address_among_variables(views: list[Any], root: Any, frame: FrameType | None) -> bool:
@@ -262,37 +262,37 @@ def _has_address_among_variables(views: list[Any], root: Any, frame: FrameType |
     return False
 
 
-def _leave_unsettled(views: list[Any], is_searched: bool) -> None:
+def _leave_retained(views: list[Any], is_searched: bool) -> None:
     """Notes a view that keeps its memory for now. Empties the list."""
     key = id(views[0])
-    if not _unsettled:
-        gc.callbacks.append(_settle_after_collection)
+    if not _retained:
+        gc.callbacks.append(_release_after_collection)
     known = _core.references(views) if is_searched else _NEVER
-    _unsettled[key] = (weakref.ref(views[0], functools.partial(_forget, key)), known)
+    _retained[key] = (weakref.ref(views[0], functools.partial(_forget, key)), known)
     views.clear()
 
 
 def _forget(key: int, _: Any = None, is_python_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-    if is_python_ending() or _unsettled.pop(key, None) is None:
+    if is_python_ending() or _retained.pop(key, None) is None:
         return
-    if not _unsettled:
+    if not _retained:
         with contextlib.suppress(ValueError):
-            gc.callbacks.remove(_settle_after_collection)
+            gc.callbacks.remove(_release_after_collection)
 
 
-def _settle_after_collection(
+def _release_after_collection(
     phase: str, _: dict[str, int], is_python_ending: Callable[[], bool] = sys.is_finalizing
 ) -> None:
     if phase == "stop" and not is_python_ending():
-        settle()
+        release_retained()
 
 
-def has_unsettled() -> bool:
+def has_retained() -> bool:
     """Whether an ended view still holds memory."""
-    return bool(_unsettled)
+    return bool(_retained)
 
 
-def settle(is_error_near: bool = False) -> None:
+def release_retained(is_error_near: bool = False) -> None:
     """Makes ended views release their memory if only names refer to them by now.
 
     Parameters
@@ -300,8 +300,8 @@ def settle(is_error_near: bool = False) -> None:
     is_error_near : bool
         Looks at all of them; otherwise at those that have lost a reference since the last look.
     """
-    for key in list(_unsettled):
-        entry = _unsettled.get(key)
+    for key in list(_retained):
+        entry = _retained.get(key)
         if entry is None:
             continue
         views = [entry[0]()]
@@ -312,4 +312,4 @@ def settle(is_error_near: bool = False) -> None:
             if _core.release_if_named(views, None, True, None):
                 _forget(key)
             else:
-                _unsettled[key] = (entry[0], known)
+                _retained[key] = (entry[0], known)

@@ -7,7 +7,7 @@ import dataclasses
 
 from .. import _core
 from .._core import NDArray
-from .endings import settle
+from .endings import release_retained
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -69,7 +69,7 @@ class Holder:
 def leases(array: NDArray) -> list[Holder]:
     """The holders of the memory of ``array`` and the waiters for it: the queue in its order, then views, then
     other processes."""
-    settle()
+    release_retained()
     rows = _core.holders(array)
     rows.reverse()
     # Each row is freed before the next holder is made: the garbage collector visits half of the objects.

@@ -17,7 +17,7 @@ from .. import _core
 from .._array.share import OnOwnerDied, check_on_owner_died
 from .._core import NativeLease, NDArray
 from .._errors import LeaseEscaped, LeaseEscapedWarning, OpError, OwnerDied, TenonError, text_of
-from .endings import Outlived, outlived_here, settle
+from .endings import Outlived, outlived_here, release_retained
 from .holders import Holder, leases
 from .tasks import Signal, current_task, number_of, until_empty
 
@@ -155,7 +155,7 @@ def check_outlived(array: NDArray, what: str) -> None:
     if not _is_debugging():
         return
     gc.collect()  # which frees views in dead cycles
-    settle(is_error_near=True)
+    release_retained(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     if views:
         count = "a view" if len(views) == 1 else f"{len(views)} views"
@@ -197,7 +197,7 @@ def warn_of_outlived(array: NDArray) -> None:
         return
     for generation in range(0 if texts else 3):  # it may be in a dead cycle
         gc.collect(generation)
-        settle(is_error_near=True)
+        release_retained(is_error_near=True)
         kept = [one for one in _outlived_on(array) if _is_certain(one)]
         if not kept:
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from .. import _core
 from .._core import NDArray, Work
 from .._errors import LeaseConflict
-from .endings import settle, wait_for_searches
+from .endings import release_retained, wait_for_searches
 from .ops import Op
 from .plain_functions import refuse_generators
 
@@ -131,7 +131,7 @@ def push_again(work: Work, on_conflict: str) -> Op[Any]:
         if live is not None:
             raise _explained(work, conflict, live) from None
         gc.collect()
-        settle(is_error_near=True)
+        release_retained(is_error_near=True)
     try:
         return _submitted(work, renews)
     except LeaseConflict as conflict:

@@ -636,7 +636,7 @@ def _is_original(value: Any) -> bool:
 
 
 def _is_movable(array: Any) -> bool:
-    """Whether the array owns its memory, and is read-only because of one loan."""
+    """Whether the array owns its memory, and is read-only because of one borrow."""
     flags = _array_flags(array)
     return bool(flags.owndata) and not flags.writeable and len(borrowers(array)) == 1
 

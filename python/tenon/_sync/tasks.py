@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OUTLIVED_SECONDS = 1.0  # after which views that outlived their block are reported
 _MAX_POLL_SECONDS = 0.02
 _HELP_SECONDS = 0.001  # between looks for ready ops, if the engine has no threads
-_SETTLE_SECONDS = 0.05
+_RETAINED_SECONDS = 0.05
 _MOST_REPORTS = 100  # that are remembered
 
 # The reports of waits without durations and ages: when it was logged last, and for which waiter.
@@ -94,7 +94,7 @@ class Signal:
         self._report_later(_OUTLIVED_SECONDS)
         try:
             self._help()
-            self._settle()
+            self._release_retained()
             yield from self._future
         finally:
             self._is_over = True
@@ -117,13 +117,13 @@ class Signal:
         elif ran == 0:
             self._loop.call_later(_HELP_SECONDS, self._help)
 
-    def _settle(self) -> None:
+    def _release_retained(self) -> None:
         """The array of an ended block may be in the way, to which only names refer by now. A wait of a thread
         looks, too (poll_wait, python/src/waiting.cc)."""
         if self._is_over or self._future.done():
             return
-        pause = _SETTLE_SECONDS if _core.settle_views() else _OUTLIVED_SECONDS
-        self._loop.call_later(pause, self._settle)
+        pause = _RETAINED_SECONDS if _core.release_retained() else _OUTLIVED_SECONDS
+        self._loop.call_later(pause, self._release_retained)
 
     def _report_later(self, seconds: float) -> None:
         self._next_report = self._loop.call_later(seconds, self._report)

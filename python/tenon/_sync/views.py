@@ -20,7 +20,7 @@ import numpy as np
 from .. import _core
 from .._core import NDArray, addresses
 from .._errors import LeaseConflict
-from .endings import has_unsettled, no_other_search, settle
+from .endings import has_retained, no_other_search, release_retained
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
 from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, is_result_name
@@ -65,7 +65,7 @@ def drop_views(array: NDArray) -> list[Holder]:
         _clear_errors(search)
         del search
     gc.collect()
-    settle(is_error_near=True)
+    release_retained(is_error_near=True)
     views = [holder for holder in leases(array) if holder.kind == "view"]
     found = places(array, thorough=True)
     where = "; ".join(place.text for place in found if not place.is_original)
@@ -89,7 +89,7 @@ def find_live(error: LeaseConflict, uses: Iterable[tuple[NDArray, bool, bool]]) 
     collection of garbage would not end the conflict. None if that is not certain."""
     rows = list(uses)
     is_original, is_of_views = _reasons(error)
-    if not (is_original or is_of_views) or has_unsettled() or _core.may_have_second_queues():
+    if not (is_original or is_of_views) or has_retained() or _core.may_have_second_queues():
         return None
     arrays = {id(array): array for array, *_ in rows}
     holders = [row for array in arrays.values() for row in _core.holders(array)]

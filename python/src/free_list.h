@@ -11,7 +11,7 @@ namespace tenon::python {
 
 // A static object. Everything under the GIL. Keeps some free blocks for ever.
 template <size_t kSize>
-class ObjectPool {
+class FreeList {
  public:
   // Throws std::bad_alloc.
   void* take() {

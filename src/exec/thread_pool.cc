@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exec/pool.h"
+#include "exec/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>
