@@ -321,8 +321,8 @@ TENON_API void tenon_item_retain(tenon_item* item);
 TENON_API void tenon_item_release(tenon_item* item);
 
 /* From now on, consumers are told of the death of this process (OWNER_DIED) also if it has neither loaned nor
- * received before: it may have been about to. Does nothing after tenon_channel_close. Fails with TIMEOUT
- * (another process was stopped while it took a role), INTERRUPTED, SYSTEM. \since 0.6 */
+ * received before: it may have been about to. Does nothing after tenon_channel_close. Fails with SYSTEM.
+ * \since 0.6 */
 TENON_API tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error);
 /* Closes the channel for this process, as a producer and as a consumer. Other processes are notified. Items
  * that this process has stay valid. */

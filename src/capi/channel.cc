@@ -205,7 +205,7 @@ void tenon_item_release(tenon_item* item) {
 }
 
 tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error) {
-  return guarded(error, [&] { unwrap(not_null(channel, "channel"))->join(Deadline(0)); });
+  return guarded(error, [&] { unwrap(not_null(channel, "channel"))->join(); });
 }
 void tenon_channel_close(tenon_channel* channel) { unwrap(channel)->close(); }
 

@@ -66,13 +66,13 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
   const uint64_t sizes[] = {ChannelState::nbytes_before_description(plan.slots) + description.size(),
                             slots_nbytes};
   SharedOptions prepared = options;
+  prepared.channel_slots = plan.slots;
   prepared.prepare = [&](std::byte* base) {
     auto* const state = reinterpret_cast<ChannelState*>(base);
     state->slots = plan.slots;
     state->mode = static_cast<uint32_t>(plan.mode);
     state->when_full = static_cast<uint32_t>(plan.when_full);
     state->description_nbytes = description.size();
-    make_robust(&state->mutex);
     std::memcpy(base + ChannelState::nbytes_before_description(plan.slots), description.data(),
                 description.size());
     // pairs with: Channel::of, "the description of a channel"
@@ -110,11 +110,13 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
 }
 
 void Channel::open_slots() {
-  state_ = reinterpret_cast<ChannelState*>(memory_->data());
   segment_ = &Segments::instance().writable_segment_of(*memory_);
-  ends_ = ChannelEnds(*segment_, *state_);
-  table_ = SlotTable(state_->counters, {state_->slot_states(), plan_.slots},
-                     {state_->entries(plan_.slots), plan_.slots});
+  const Control& control = segment_->control();
+  if (control.channel_slots != plan_.slots || memory_->data() != segment_->data()) throw_no_channel(*memory_);
+  if (look(control.has_channel()) == 0) publish(control.has_channel(), 1u);
+  state_ = control.channel();
+  ends_ = ChannelEnds(control, *state_);
+  table_ = state_->table(plan_.slots);
   const uint64_t nbytes = slot_nbytes_of(*schema_);
   const std::span<std::byte> slots = segment_->bytes_of(1);
   if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
@@ -138,7 +140,7 @@ void Channel::open_slots() {
     slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
   }
   used_fields_ = std::make_unique<std::atomic<bool>[]>(plan_.slots * schema_->fields().size());
-  seen_deaths_.store(look(state_->deaths), std::memory_order_relaxed);
+  seen_deaths_.store(segment_->deaths_at_opening(), std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
 
@@ -151,84 +153,60 @@ uint64_t Channel::taker() const noexcept {
 
 // This opening has the role, and is open.
 bool Channel::has_role(ChannelRole role) const noexcept {
-  // pairs with: Channel::give_roles, "a role that was given up"
-  return (roles_.load(std::memory_order_acquire) & role) != 0 &&
-         roles_taker_.load(std::memory_order_relaxed) == taker() &&
-         !is_closed_.load(std::memory_order_relaxed);
+  // pairs with: Channel::take_role, "the roles of a forked child"
+  return roles_taker_.load(std::memory_order_acquire) == taker() &&
+         // pairs with: Channel::give_up_roles, "a role that was given up"
+         (roles_.load(std::memory_order_acquire) & role) != 0 && !is_closed_.load(std::memory_order_relaxed);
 }
 
-void Channel::ensure_role(ChannelRole role, const Deadline& deadline, const char* doing) {
-  if (has_role(role)) return;
-  const TimedLock lock(state_->mutex, deadline, doing);
-  take_role(role);
+void Channel::ensure_role(ChannelRole role) {
+  if (!has_role(role)) take_role(role);
 }
 
-// Requires the mutex.
 void Channel::take_role(ChannelRole role) {
   if (self() == Participant::kNone) segment_->throw_no_place();
-  ChannelEnd& end = ends_.own();
-  const uint64_t taker = this->taker();
-  const auto generation = static_cast<uint32_t>(taker);
-  // A forked child has none of its parent's roles.
-  if (roles_taker_.load(std::memory_order_relaxed) != taker) {
-    roles_taker_.store(taker, std::memory_order_relaxed);
-    roles_.store(0, std::memory_order_relaxed);
-  }
-  // pairs with: Channel::give_roles, "a role that was given up"
-  const bool has_role = (roles_.load(std::memory_order_acquire) & role) != 0;
-  // After the role: close() frees the cursor of the role that it gives up, so no other cursor may replace it.
-  if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
-  if (has_role) return;
-  (void)ends_.end_dead();  // this process may have the place of a process that died with a role
-  if (look(end.generation) != generation) {
-    (void)table_.reclaim(self());  // of the process that had the place before
-    store(end.producers, 0u);
-    store(end.consumers, 0u);
-    store(end.members, 0u);
-    store(end.has_used, 0u);
-    store(end.cursor, uint64_t{0});
-    store(end.death, uint64_t{0});
-    store(end.pid, static_cast<uint32_t>(getpid()));
-    publish(end.generation, generation);
-  }
-  if (role == kConsumer) {
-    // Items before the last one may be gone, so the consumer would get items with gaps between them.
+  {
+    const std::scoped_lock local(openings_->lock());
+    const uint64_t taker = this->taker();
+    // A forked child has none of its parent's roles.
+    if (roles_taker_.load(std::memory_order_relaxed) != taker) {
+      roles_.store(0, std::memory_order_relaxed);
+      // pairs with: Channel::has_role, "the roles of a forked child"
+      roles_taker_.store(taker, std::memory_order_release);
+    }
+    if (is_closed_.load(std::memory_order_relaxed)) throw_error(Code::kClosed, "the channel was closed here");
+    const uint32_t roles = roles_.load(std::memory_order_relaxed);
+    if ((roles & role) != 0) return;
     const bool is_broadcast = plan_.mode == ChannelMode::kBroadcast;
-    const std::scoped_lock local(openings_->lock());
-    cursor_ = &openings_->add_cursor(taker, is_broadcast ? observe(state_->last_received) : 0);
-    note_cursors();
-  }
-  ends_.add_role(role);
-  if (role == kConsumer && plan_.mode == ChannelMode::kBroadcast) {
-    // Other consumers may have received items before this one had its role, and their slots may be taken.
-    // From now on none is: so it begins after the last one that is gone.
-    const std::scoped_lock local(openings_->lock());
-    const auto is_there = [&](uint64_t n) {
-      const SlotTable::Found found = table_.next(n - 1);
-      return found.slot != SlotTable::kNone && found.word == SlotWord::ready(n);
-    };
-    uint64_t gone = observe(state_->last_received);
-    while (gone > cursor_->sequence && is_there(gone)) --gone;
-    cursor_->sequence = std::max(cursor_->sequence, gone);
-    note_cursors();
-  }
-  // First adds the role, then reads is_closed_; close() does the opposite.
-  // pairs with: Channel::close, "a role of an opening"
-  roles_.fetch_or(role, std::memory_order_seq_cst);
-  // pairs with: Channel::close, "an opening that is closed"
-  if (is_closed_.load(std::memory_order_seq_cst)) {
-    if (give_roles() != 0) (void)ends_.end_closed(end);
-    throw_error(Code::kClosed, "the channel was closed here");
+    if (role == kConsumer) {
+      // Items before the last one may be gone, so the consumer would get items with gaps between them.
+      cursor_ = &openings_->add_cursor(taker, is_broadcast ? observe(state_->last_received) : 0);
+      note_cursors();
+    }
+    ends_.set_roles(self(), openings_->add_role(taker, role));
+    if (role == kConsumer && is_broadcast) {
+      // Other consumers may have received items before this one had its role, and their slots may be taken.
+      // From now on none is: so it begins after the last one that is gone.
+      const auto is_there = [&](uint64_t n) {
+        const SlotTable::Found found = table_.next(n - 1);
+        return found.slot != SlotTable::kNone && found.word == SlotWord::ready(n);
+      };
+      uint64_t gone = observe(state_->last_received);
+      while (gone > cursor_->sequence && is_there(gone)) --gone;
+      cursor_->sequence = std::max(cursor_->sequence, gone);
+      note_cursors();
+    }
+    roles_.store(roles | role, std::memory_order_relaxed);
   }
   // So that sleeping processes also wait for this process' life.
   ends_.wake_all();
 }
 
-// Whether a call is to report that there is no producer. An opening reports it once after the last one has
-// left, and in addition in each call that began before. closings_before: of the call, when it began.
-bool Channel::has_ended(uint64_t closings_before) const noexcept {
-  return look(state_->closings) > std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)) &&
-         ends_.count(kProducer) == 0;
+// Whether a call is to report that there is no producer: how many have ended; else 0. An opening reports it
+// once after the last one has left, and in addition in each call that began before. closings_before: of the
+// call, when it began.
+uint64_t Channel::ended(uint64_t closings_before) const noexcept {
+  return ends_.ended_after(std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)));
 }
 
 // There is no item, no death and no end to report. signals: of the event, from before the attempt.
@@ -237,7 +215,7 @@ void Channel::note_empty(uint32_t signals) noexcept {
   const uint32_t self = this->self();
   uint64_t peers[std::extent_v<Mask>]{};
   ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
-    if (p != self && look(end.roles) != 0) peers[p / 64] |= uint64_t{1} << (p % 64);
+    if (p != self && EndWord::roles(look(end.word)) != 0) peers[p / 64] |= uint64_t{1} << (p % 64);
   });
   for (size_t i = 0; i < std::size(peers_); ++i) peers_[i].store(peers[i], std::memory_order_relaxed);
   empty_at_ms_.store(coarse_now_ms(), std::memory_order_relaxed);
@@ -262,18 +240,20 @@ bool Channel::is_still_empty() const noexcept {
 
 // Adds the words on which to sleep to notice the deaths of other processes. event: what the caller waits for;
 // a process without a role may still hold slots. False: there are too many words, or a process is ending, so
-// that its end will not wake this one. has_died: set to true if a process has died; then ends_.end_dead()
-// must be called.
+// that its end will not wake this one. has_died: set to true if a process has died; then it must be called
+// again.
 bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
                         bool* has_died) const noexcept {
   const uint32_t self = segment_->participant().index();
   uint64_t holders[std::extent_v<Mask>]{};
   if (&event == &state_->room) visit_users([&](uint32_t p) { holders[p / 64] |= uint64_t{1} << (p % 64); });
   bool is_complete = true;
-  for (uint32_t p = 0; p < segment_->control().used_places(); ++p) {
+  ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
     const bool is_holder = (holders[p / 64] >> (p % 64) & 1) != 0;
-    if (p == self || (look(state_->ends[p].roles) == 0 && !is_holder)) continue;
-    (void)reap(segment_->control(), p);  // also one whose death the kernel could not mark
+    const bool is_used = EndWord::roles(look(end.word)) != 0 || is_holder;
+    if (p == self || (!is_used && !ends_.is_marked(p))) return;
+    // Also one whose death the kernel could not mark, and one from whose reaper only the signals are missing.
+    if (reap(segment_->control(), p) || !is_used) return;
     if (!ends_.is_alive(p)) {
       *has_died = true;
     } else if (*n == os::kMostWords) {
@@ -283,7 +263,7 @@ bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
       words[(*n)++] = {&life, note_sleeper(life)};
       is_complete &= !is_dead(look(life));
     }
-  }
+  });
   return is_complete;
 }
 
@@ -343,7 +323,7 @@ std::string Channel::use_text() const {
   const auto counted = [](uint32_t n, const char* what) { return concat(n, " ", what, n == 1 ? "" : "s"); };
   return concat(now.in_use, " of ", plan_.slots, " slots in use, ", counted(now.ready, "item"), ", ",
                 counted(now.producers, "producer"), " and ", counted(now.consumers, "consumer"),
-                ends_.stopped_text());
+                ends_.stopped_text(segment_->file()));
 }
 
 void Channel::throw_timeout(const char* doing, const Deadline& deadline) const {
@@ -405,12 +385,9 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
     }
     if (end == WaitEnd::kInterrupted)
       throw_error(Code::kInterrupted, "the wait to ", doing, " the channel was interrupted");
-    if (has_died ||
-        std::any_of(words + 1, words + n, [](const os::Sleep& life) { return is_dead(look(*life.word)); })) {
-      // The kernel wakes only one thread, and the process may have died before it signaled.
-      if (const TimedLock lock(state_->mutex); lock.is_held()) (void)ends_.end_dead();
-      if (will_be_woken) ends_.wake_all();  // else the other processes poll, too
-    }
+    // The kernel wakes only one thread when a process begins to end. From then on, the others poll, too.
+    const auto is_ending = [](const os::Sleep& life) { return is_dead(look(*life.word)); };
+    if (will_be_woken && std::any_of(words + 1, words + n, is_ending)) ends_.wake_all();
   }
 }
 
@@ -428,7 +405,7 @@ Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
   prefetch_to_write(&state_->slot_states()[0]);  // the first that lend_spare() tries
   table_.prefetch_to_give();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_loan(*item, deadline); };
+  const auto attempt = [&] { return try_loan(*item); };
   if (plan_.when_full == WhenFull::kRaise) {
     if (attempt() || try_once_more(state_->room, attempt)) {
       item->begin(site);
@@ -447,35 +424,29 @@ Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   prefetch_item();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
   const uint64_t closings = look(state_->closings);
-  const auto attempt = [&] { return try_receive(*item, deadline, closings); };
+  const auto attempt = [&] { return try_receive(*item, closings); };
   if (!wait(state_->items, receive_budget_, deadline, "receive from", attempt)) return {};
   item->begin(site);
   return item;
 }
 
-void Channel::join(const Deadline& deadline) {
-  const TimedLock lock(state_->mutex, deadline, "join the channel");
+void Channel::join() {
   if (!is_closed_.load(std::memory_order_relaxed)) take_role(kMember);
 }
 
 bool Channel::wait_for_item(const Deadline& deadline) {
   const uint64_t closings = look(state_->closings);
   const auto has_news = [&] {
-    constexpr char kDoing[] = "receive from the channel";
-    ensure_role(kConsumer, deadline, kDoing);
-    (void)end_dead(deadline, kDoing);
-    const auto is_back = [&] {  // an item that a dead producer had claimed
-      return plan_.mode == ChannelMode::kBroadcast && give_back_of_dead(deadline, kDoing) && has_item();
-    };
-    return has_item() || is_back() || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) ||
-           has_ended(closings);
+    ensure_role(kConsumer);
+    (void)ends_.reap_dead();
+    return has_item() || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) ||
+           ended(closings) != 0;
   };
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
 
 void Channel::close() noexcept {
-  // pairs with: Channel::take_role, "an opening that is closed"
-  if (is_closed_.exchange(true, std::memory_order_seq_cst)) return;
+  if (is_closed_.exchange(true, std::memory_order_relaxed)) return;
   for (const SharedEvent* const event : {&state_->items, &state_->room}) {
     Watch* const watch = watch_of(*event);
     if (watch == nullptr) continue;
@@ -483,40 +454,24 @@ void Channel::close() noexcept {
     watch->signal();
   }
   if (self() == Participant::kNone) return;
-  // If a process is stopped while it holds the mutex, another one that finds nothing ends the roles
-  // (end_dead).
-  constexpr int kTries = 20;
-  const uint32_t changed = give_roles();
-  for (int i = 0; changed != 0 && i < kTries; ++i) {
-    if (const TimedLock lock(state_->mutex); lock.is_held()) {
-      (void)ends_.end_closed(ends_.own());
-      break;
-    }
-    sched_yield();
+  {
+    const std::scoped_lock local(openings_->lock());  // no thread takes a role, sends, or uses the cursor
+    give_up_roles();
   }
   ends_.wake_all();
 }
 
-uint32_t Channel::give_roles() noexcept {
-  const std::scoped_lock local(openings_->lock());  // no thread is sending, or uses the cursor, now
-  return give_up_roles();
-}
-
-// Removes the roles from this opening, without the mutex. Returns those that change the end of the process:
-// it was the last opening with the role, or a consumer. Requires Openings::lock().
-uint32_t Channel::give_up_roles() noexcept {
-  // pairs with: Channel::take_role, "a role of an opening"
+// Removes the roles from this opening. Requires Openings::lock().
+void Channel::give_up_roles() noexcept {
+  if (roles_taker_.load(std::memory_order_relaxed) != taker()) return;
   // pairs with: Channel::has_role, "a role that was given up"
-  const uint32_t roles = roles_.exchange(0, std::memory_order_seq_cst);
-  if (roles_taker_.load(std::memory_order_relaxed) != taker()) return 0;
-  uint32_t changed = roles & kConsumer;
+  const uint32_t given = roles_.exchange(0, std::memory_order_release);
   // pairs with: Openings::add_cursor, "a cursor that is free"
-  if (changed != 0) cursor_->taker.store(0, std::memory_order_release);
+  if ((given & kConsumer) != 0) cursor_->taker.store(0, std::memory_order_release);
   for (const ChannelRole role : kRoles) {
-    if ((roles & role) != 0 && add(ends_.own().openings(role), ~0u) == 1) changed |= role;
+    if ((given & role) != 0) ends_.set_roles(self(), openings_->remove_role(role));
   }
-  if (changed != 0) note_cursors();
-  return changed;
+  if ((given & kConsumer) != 0) note_cursors();
 }
 
 // The numbers are from different moments if other processes use the channel meanwhile.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A channel passes slots of shared memory from producers to consumers (slot_table.h). If a process dies at
-// any moment, its items are lost and its slots become free. A mutex guards only the roles of the processes.
+// any moment, its items are lost and its slots become free (channel_ends.h). There is no lock.
 //
 // The process that holds a slot possesses its memory (SlotGate): all of its threads may use the arrays of the
 // item, and their leases and ops are ordered among themselves, as on memory that is not shared.
@@ -104,8 +104,8 @@ class Channel {
   void put_back(Item& item);
 
   // From now on, consumers are told of the death of this process also if it has not used the channel before.
-  // Does nothing after close(). Fails with kTimeout, kInterrupted, kSystem.
-  void join(const Deadline& deadline);
+  // Does nothing after close(). Fails with kSystem.
+  void join();
   // Ends the roles of this opening. Its items stay valid.
   void close() noexcept;
   ChannelStatistics statistics() const;
@@ -128,14 +128,13 @@ class Channel {
   uint32_t self() const noexcept;
   uint64_t taker() const noexcept;
   bool has_role(ChannelRole role) const noexcept;
-  void ensure_role(ChannelRole role, const Deadline& deadline, const char* doing);
+  void ensure_role(ChannelRole role);
   void take_role(ChannelRole role);
-  uint32_t give_roles() noexcept;
-  uint32_t give_up_roles() noexcept;
+  void give_up_roles() noexcept;
   void note_cursors() noexcept;
   void note_received(uint64_t n) noexcept;
   void forget(uint64_t sequence) noexcept;
-  bool has_ended(uint64_t closings_before) const noexcept;
+  uint64_t ended(uint64_t closings_before) const noexcept;
   bool is_read(uint32_t slot) const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
@@ -148,8 +147,6 @@ class Channel {
       visit_bits(table_.readers(i), visit);
     }
   }
-  bool give_back_of_dead(const Deadline& deadline, const char* doing);
-  bool end_dead(const Deadline& deadline, const char* doing);
   void prepare_slot(uint32_t slot) noexcept;
   void prepare_slot_locked(uint32_t slot) noexcept;
   void note_held(Item& item, uint32_t slot, bool is_readonly) noexcept;
@@ -158,7 +155,7 @@ class Channel {
   std::atomic<bool>& use_of(uint32_t slot, size_t field) const noexcept;
   void clear_unused_fields(const Item& item) const noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
-  bool try_loan(Item& item, const Deadline& deadline);
+  bool try_loan(Item& item);
   bool lend_spare(Item& item);
   bool drop_oldest(Item& item);
   void note_loan(Item& item, uint32_t slot) noexcept;
@@ -166,17 +163,15 @@ class Channel {
   bool may_drop() const noexcept;
   bool take_free(uint32_t slot) noexcept;
   bool take_over(uint32_t slot, uint64_t word, bool drops) noexcept;
-  bool try_receive(Item& item, const Deadline& deadline, uint64_t closings_before);
+  bool try_receive(Item& item, uint64_t closings_before);
   void prefetch_item() const noexcept;
   void note_empty(uint32_t signals) noexcept;
   bool is_still_empty() const noexcept;
   SlotTable::Found item_to_receive(uint64_t skipped = 0) noexcept;
   bool has_item() noexcept;
-  // A close could not end its role yet.
-  bool has_closed_end() const noexcept;
   bool take_item(Item& item, uint32_t* refused);
   bool join_item(Item& item, uint32_t* refused);
-  [[noreturn]] void throw_death(uint64_t deaths, uint64_t number) const;
+  [[noreturn]] void throw_death(uint64_t number) const;
   bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n, bool* has_died) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
   void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
@@ -207,7 +202,7 @@ class Channel {
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};
   SpinBudget receive_budget_{true};
-  std::atomic<uint32_t> roles_{0};        // of this opening; added under the mutex
+  std::atomic<uint32_t> roles_{0};        // of this opening; changed under Openings::lock()
   std::atomic<uint64_t> roles_taker_{0};  // the participant that has added them, and its generation
   std::atomic<bool> is_closed_{false};
   // The last attempt to receive that found nothing, for is_still_empty(); stored under Openings::lock().

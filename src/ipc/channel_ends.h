@@ -1,58 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The roles that processes have in a channel: how they end, and how the deaths of producers
-// and members are counted.
+// The processes in a channel: their roles, how these end, and how the deaths of producers and members are
+// counted. There is no lock: a process changes its own end, and an end of a dead process is changed under the
+// lock of its place (participant.h).
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "ipc/channel_state.h"
-#include "ipc/segment.h"
+#include "ipc/participant.h"
 
 namespace tenon::impl {
 
-// The ends of a channel, seen by this process. A value that refers to the channel's memory.
-// Threads: any. Functions that change the ends require the channel's mutex.
+// The ends of a channel, seen by this process. A value that refers to the channel's memory. Threads: any.
 class ChannelEnds {
  public:
   ChannelEnds() = default;
-  ChannelEnds(Segment& segment, ChannelState& state) noexcept : segment_(&segment), state_(&state) {}
+  ChannelEnds(const Control& control, ChannelState& state) noexcept : control_(control), state_(&state) {}
 
-  // Requires that this process has a place in the segment.
-  ChannelEnd& own() const noexcept { return state_->ends[segment_->participant().index()]; }
-  // The process that took its role in this place lives.
+  // The process that has the place lives.
   bool is_alive(uint32_t place) const noexcept;
+  // The kernel has marked its life: it is ending, or has ended.
+  bool is_marked(uint32_t place) const noexcept {
+    return control_.has_place(place) && is_dead(look(life_word(control_.life(place))));
+  }
   // The number of processes with this role.
   uint32_t count(ChannelRole role) const noexcept;
+  // How many producers have ended, if there is none now and more have ended than the number known; else 0.
+  uint64_t ended_after(uint64_t known) const noexcept;
   // Of a broadcast: the last item that no consumer is to receive any more. All consumers have received it; if
   // there are none now, one that has left had received it.
   uint64_t received_by_all() const noexcept;
-  // Names the stopped processes that have a role, for messages.
-  std::string stopped_text() const;
+  // Names the stopped processes that have a role or clean up after one that had, for messages. file: of the
+  // segment.
+  std::string stopped_text(const os::File& file) const;
 
-  // Ends the roles of processes that have died, and counts the deaths of producers and
-  // members. True: there were some.
-  bool end_dead() noexcept;
-  // The process has closed all openings of a role that it still has.
-  static bool has_closed(ChannelEnd& end) noexcept;
-  // Ends the roles for which the process has closed all openings. False: there were none.
-  bool end_closed(ChannelEnd& end) noexcept;
-  // Gives the role to the end of this process.
-  void add_role(ChannelRole role) noexcept;
-  // Calls visit(place, end) with each end that may have a role. Does not require the mutex.
+  // Sets the roles of this process, which has the place. The threads of a process call it one at a time.
+  void set_roles(uint32_t place, uint32_t roles) noexcept;
+  // The number of the process whose death has this number, from 1 on; 0: not known.
+  uint32_t pid_of_death(uint64_t number) const noexcept;
+  // Reaps the processes that have died; asks the kernel only about those that it has marked. True: there were
+  // some.
+  bool reap_dead() const noexcept;
+  // Calls visit(place, end) with each end that may have a role, a slot or an item.
   template <class Visit>
   void visit_ends(Visit visit) const {
-    visit_bits(state_->with_roles, [&](uint32_t p) { visit(p, state_->ends[p]); });
+    visit_bits(state_->users, [&](uint32_t p) { visit(p, state_->ends[p]); });
   }
-  // Wakes sleeping producers and consumers. Does not require the mutex.
+  // Wakes sleeping producers and consumers.
   void wake_all() noexcept;
 
- private:
-  void count_death(ChannelEnd& end) noexcept;
-  void end_roles(ChannelEnd& end, uint32_t ended) noexcept;
+  // Gives back the slots of the process that had the place, counts its death if it had a role, and ends its
+  // roles. May be repeated after the death of the caller. slots: their number. Requires the lock of the
+  // place. The memory may be damaged.
+  void clear(uint32_t place, uint32_t slots) noexcept;
 
-  Segment* segment_ = nullptr;
+ private:
+  void count_death(uint32_t place) noexcept;
+  void help(uint64_t number) noexcept;
+  std::atomic<uint64_t>& entry(uint64_t number) const noexcept {
+    return state_->entries_of_deaths[number % kKnownDead];
+  }
+
+  Control control_;
   ChannelState* state_ = nullptr;
 };
 

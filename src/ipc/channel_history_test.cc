@@ -87,14 +87,11 @@ class Model {
 
   std::string loan(int who) {
     take_role(who, &End::is_producer);
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      if (const auto i = slot_to_loan()) {
-        slots_[*i] = Slot();
-        slots_[*i].holders.insert(who);
-        loans_[who].push_back(*i);
-        return "ok";
-      }
-      look();
+    if (const auto i = slot_to_loan()) {
+      slots_[*i] = Slot();
+      slots_[*i].holders.insert(who);
+      loans_[who].push_back(*i);
+      return "ok";
     }
     return error_of(when_full_ == WhenFull::kRaise ? TENON_ERR_LEASE_CONFLICT : TENON_ERR_TIMEOUT);
   }
@@ -125,7 +122,6 @@ class Model {
       if (mode_ == ChannelMode::kQueue) slot.sequence = 0;
       return answer;
     }
-    look();
     if (opening->deaths < deaths_.size()) {
       return error_of(TENON_ERR_OWNER_DIED, deaths_[opening->deaths++]);
     }
@@ -172,10 +168,11 @@ class Model {
     loans_.erase(who);
     closed_loans_.erase(who);
     in_hand_.erase(who);
-    End end = ends_[who];
+    const bool was_producer = ends_[who].is_producer;
     ends_.erase(who);
-    end.pid = pid;
-    if (end.is_producer || end.is_consumer) ends_[who - kGraves] = end;
+    if (!was_producer) return;
+    deaths_.push_back(pid);
+    if (count(&End::is_producer) == 0) ++closings_;
   }
   Opening new_opening() const { return {deaths_.size(), 0}; }
   bool has_loan(int who) { return !loans_[who].empty(); }
@@ -216,7 +213,6 @@ class Model {
     uint64_t cursor = 0;
     std::set<uint64_t> put_back;
     size_t n_received = 0;  // of the items in hand, by the present opening
-    pid_t pid = 0;
     uint64_t received_up_to() const { return put_back.empty() ? cursor : *put_back.begin() - 1; }
   };
 
@@ -231,11 +227,8 @@ class Model {
     return n;
   }
   End& take_role(int who, bool End::* role) {
-    if (!(ends_[who].*role)) {
-      look();
-      if (role == &End::is_consumer)
-        ends_[who].cursor = mode_ == ChannelMode::kBroadcast ? last_received_ : 0;
-    }
+    if (!(ends_[who].*role) && role == &End::is_consumer)
+      ends_[who].cursor = mode_ == ChannelMode::kBroadcast ? last_received_ : 0;
     ends_[who].*role = true;
     return ends_[who];
   }
@@ -244,17 +237,6 @@ class Model {
     for (const auto& [who, end] : ends_)
       least = end.is_consumer ? std::min(least, end.received_up_to()) : least;
     return least;
-  }
-  // The deaths of producers.
-  void look() {
-    while (!ends_.empty() && ends_.begin()->first < 0) {
-      // Several deaths come in the order of the places. A new process may have such a place.
-      const End end = ends_.begin()->second;
-      ends_.erase(ends_.begin());
-      if (!end.is_producer) continue;
-      deaths_.push_back(end.pid);
-      if (count(&End::is_producer) == 0) ++closings_;
-    }
   }
   std::optional<size_t> slot_to_loan() {
     const uint64_t seen = received_by_all();
@@ -297,8 +279,7 @@ class Model {
   std::vector<Slot> slots_;
   const ChannelMode mode_;
   const WhenFull when_full_;
-  static constexpr int kGraves = 1000;
-  std::map<int, End> ends_;  // of the dead under who - kGraves
+  std::map<int, End> ends_;
   std::map<int, std::deque<size_t>> loans_, in_hand_;
   std::map<int, size_t> closed_loans_;  // the first of the loans, whose opening was closed
   std::vector<pid_t> deaths_;
@@ -320,11 +301,13 @@ TEST_P(Histories, AnswerAsTheModelDoes) {
   std::unique_ptr<Peer> peers[kPeers];
   Opening openings[kPeers];
   std::string log, line;
+  // A new process takes the place of a dead one, and reaps it. It is told of this death.
   const auto start = [&](int who) {
-    peers[who].reset();  // first: the next one is to have its place
+    openings[who] = model.new_opening();
+    if (peers[who]) model.kill(who, peers[who]->pid());
+    peers[who].reset();
     peers[who] = std::make_unique<Peer>(std::vector<std::string>{"steered", name});
     ASSERT_TRUE(peers[who]->hear(&line));
-    openings[who] = model.new_opening();
   };
   for (int who = 0; who < kPeers; ++who) start(who);
   for (int step = 0; step < steps && !HasFailure(); ++step) {
@@ -354,7 +337,6 @@ TEST_P(Histories, AnswerAsTheModelDoes) {
       openings[who] = model.new_opening();
       told = "reopen", wanted = "ok";
     } else {
-      model.kill(who, peers[who]->pid());
       start(who);
       told = "look", wanted = "ok";
       log += concat("\n  ", who, " is killed");

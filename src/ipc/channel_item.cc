@@ -158,7 +158,7 @@ void Channel::forget(uint64_t sequence) noexcept {
   const auto has_other = [&] {
     bool has_received = openings_->has_received(taker(), sequence);
     ends_.visit_ends([&](uint32_t, const ChannelEnd& end) {
-      has_received = has_received || ((look(end.roles) & kConsumer) != 0 && observe(end.cursor) >= sequence);
+      has_received = has_received || ((look(end.word) & kConsumer) != 0 && observe(end.cursor) >= sequence);
     });
     return has_received;
   };
@@ -175,7 +175,7 @@ Item::~Item() {
   if (has_slot) signal_event(channel_->state_->room);
 }
 
-// Before the caller has it, and without the mutex: a hook may get a failure that no caller has seen.
+// Before the caller has it: a hook may get a failure that no caller has seen.
 void Item::begin(const char* site) noexcept {
   // Of an earlier item, whose op may have ended after the item if its memory was imported by its address.
   Storage& slot = channel_->storage_of(slot_);

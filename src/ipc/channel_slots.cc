@@ -11,7 +11,6 @@
 #include "base/spin_budget.h"
 #include "ipc/channel.h"
 #include "ipc/openings.h"
-#include "ipc/timed_lock.h"
 
 namespace tenon::impl {
 namespace {
@@ -58,46 +57,6 @@ bool Channel::has_free_slot(const SharedEvent& event) const noexcept {
   return false;
 }
 
-// Gives back the slots of processes that have died. False: they had none.
-bool Channel::give_back_of_dead(const Deadline& deadline, const char* doing) {
-  bool has_dead = false;
-  visit_users([&](uint32_t p) { has_dead = has_dead || !ends_.is_alive(p); });
-  if (!has_dead) return false;
-  // No process takes the place of a dead one meanwhile, and with it a role.
-  const TimedLock lock(state_->mutex, deadline, doing);
-  bool has_found = false;
-  visit_users([&](uint32_t p) {
-    if (!ends_.is_alive(p)) has_found = table_.reclaim(p) || has_found;
-  });
-  if (has_found) ends_.wake_all();
-  return has_found;
-}
-
-// Ends the roles of processes that have died, or have closed the channel while another one had the mutex.
-// False: there were none.
-bool Channel::end_dead(const Deadline& deadline, const char* doing) {
-  bool has_dead = false;
-  ends_.visit_ends([&](uint32_t p, const ChannelEnd& end) {
-    has_dead = has_dead || (look(end.roles) != 0 && !ends_.is_alive(p));
-  });
-  if (has_dead) {
-    const TimedLock lock(state_->mutex, deadline, doing);
-    return ends_.end_dead();
-  }
-  if (!has_closed_end()) return false;
-  // Does not wait: items pass meanwhile. The caller, or the watcher of its descriptor, looks again.
-  const TimedLock lock(state_->mutex);
-  if (lock.is_held()) (void)ends_.end_dead();
-  return lock.is_held();
-}
-
-bool Channel::has_closed_end() const noexcept {
-  bool has_closed = false;
-  ends_.visit_ends(
-      [&](uint32_t, ChannelEnd& end) { has_closed = has_closed || ChannelEnds::has_closed(end); });
-  return has_closed;
-}
-
 // Before this process uses a slot for the first time: the process that has forked this one may have left it
 // arrays of an item, which must not use the next one.
 void Channel::prepare_slot(uint32_t slot) noexcept {
@@ -132,7 +91,7 @@ void Channel::give_back(Item& item) noexcept {
 // The consumers of this process have received other items, or one has come or gone. Requires
 // Openings::lock().
 void Channel::note_cursors() noexcept {
-  std::atomic<uint64_t>& cursor = ends_.own().cursor;
+  std::atomic<uint64_t>& cursor = state_->ends[self()].cursor;
   const uint64_t received = openings_->received_up_to(taker());
   if (look(cursor) != received) announce(cursor, received);
 }
@@ -144,15 +103,13 @@ uint64_t Channel::spare_up_to() const noexcept {
   return given == 0 ? 0 : given - 1;
 }
 
-bool Channel::try_loan(Item& item, const Deadline& deadline) {
-  constexpr char kDoing[] = "lend from the channel";
-  ensure_role(kProducer, deadline, kDoing);
+bool Channel::try_loan(Item& item) {
+  ensure_role(kProducer);
   const uint32_t signals = look(state_->room.signals);
-  do {
-    if (lend_spare(item)) return true;
-    if (give_back_of_dead(deadline, kDoing) && lend_spare(item)) return true;
-    if (may_drop() && drop_oldest(item)) return true;
-  } while (end_dead(deadline, kDoing));  // dead consumers do not receive the items of a broadcast
+  if (lend_spare(item)) return true;
+  // Also slots of items that only dead consumers of a broadcast have not received.
+  if (ends_.reap_dead() && lend_spare(item)) return true;
+  if (may_drop() && drop_oldest(item)) return true;
   // A slot that was looked at first may have become free before a later one was taken.
   if (look(state_->room.signals) != signals && lend_spare(item)) return true;
   // Not its own fault: a view from before the fork is in the way.
@@ -277,7 +234,7 @@ bool Channel::take_item(Item& item, uint32_t* refused) {
     if (!table_.take(self(), found.slot, found.word, found.number())) continue;
     note_held(item, found.slot, false);
     item.sequence_.store(found.number(), std::memory_order_relaxed);
-    store(ends_.own().cursor, found.number());  // for reports alone
+    store(state_->ends[self()].cursor, found.number());  // for reports alone
     return true;
   }
 }
@@ -339,9 +296,8 @@ void Channel::note_received(uint64_t n) noexcept {
   }
 }
 
-bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closings_before) {
-  constexpr char kDoing[] = "receive from the channel";
-  ensure_role(kConsumer, deadline, kDoing);
+bool Channel::try_receive(Item& item, uint64_t closings_before) {
+  ensure_role(kConsumer);
   const uint32_t signals = look(state_->items.signals);
   uint32_t refused = kNoSlot;
   const auto take = [&] {
@@ -351,36 +307,35 @@ bool Channel::try_receive(Item& item, const Deadline& deadline, uint64_t closing
     return true;
   };
   if (take()) return true;
-  (void)end_dead(deadline, kDoing);
+  const bool has_reaped = ends_.reap_dead();  // an item that a dead producer had claimed may be back
   // First the news, then another look: what a producer has sent before its end is received before the news.
   const uint64_t deaths = look(state_->deaths);
   uint64_t seen = seen_deaths_.load(std::memory_order_relaxed);
-  const bool is_over = has_ended(closings_before);
-  // Of a broadcast: an item that a dead producer had claimed.
-  const bool is_back = plan_.mode == ChannelMode::kBroadcast && give_back_of_dead(deadline, kDoing);
-  if (refused == kNoSlot && (deaths > seen || is_over || is_back) && take()) return true;
+  const uint64_t ended = this->ended(closings_before);
+  if (refused == kNoSlot && (deaths > seen || ended != 0 || has_reaped) && take()) return true;
   if (refused != kNoSlot) {
     check_inherited_views(*slots_[refused]);
     return false;
   }
   // Else another thread of this opening has just reported it.
   if (deaths > seen && seen_deaths_.compare_exchange_strong(seen, seen + 1, std::memory_order_relaxed))
-    throw_death(deaths, seen);
+    throw_death(seen + 1);
   if (deaths > seen) return false;
-  if (is_over) {
-    seen_closings_.store(look(state_->closings), std::memory_order_relaxed);
+  if (ended != 0) {
+    uint64_t known = seen_closings_.load(std::memory_order_relaxed);
+    while (known < ended && !seen_closings_.compare_exchange_weak(known, ended, std::memory_order_relaxed)) {
+    }
     throw_error(Code::kClosed, "all producers of the channel have closed it, and all items were received");
   }
   note_empty(signals);
   return false;
 }
 
-// number: of the death, counted from 0.
-void Channel::throw_death(uint64_t deaths, uint64_t number) const {
-  const bool is_known = deaths - number <= kKnownDead;
-  const int32_t pid = is_known ? static_cast<int32_t>(look(state_->dead_pids[number % kKnownDead])) : 0;
+// number: of the death.
+void Channel::throw_death(uint64_t number) const {
+  const auto pid = static_cast<int32_t>(ends_.pid_of_death(number));
   const uint32_t others = ends_.count(kProducer);
-  const bool is_over = has_ended(UINT64_MAX);
+  const bool is_over = ended(UINT64_MAX) != 0;
   const char* const next = others > 0 ? "; receive again to get the items of other producers"
                            : is_over ? ", and no producer is left: the next receive reports that the channel "
                                        "has ended, and later ones wait for a new producer"

@@ -2,7 +2,8 @@
 //
 // The beginning of a channel's memory, in the first block of its segment. After it come the states of the
 // slots, their entries (slot_table.h), then the description of the fields. The second block of the segment
-// contains the slots.
+// contains the slots. The control part is mapped together with the state (Control), so each process that has
+// the segment open can give back what a dead process had.
 #pragma once
 
 #include "ipc/layout.h"
@@ -18,22 +19,41 @@ constexpr uint32_t kKnownDead = 32;
 enum ChannelRole : uint32_t { kProducer = 1, kConsumer = 2, kMember = 4 };
 constexpr ChannelRole kRoles[] = {kProducer, kConsumer, kMember};
 
-// The roles of a participant in the channel. Written under the mutex by its process, or by one that notices
-// its death. If a process has closed all openings of a role and could not lock the mutex, the next process
-// that finds nothing to do ends the role.
-struct ChannelEnd {
-  std::atomic<uint32_t> generation;  // of the participant's place, as long as it has a role
-  std::atomic<uint32_t> roles;
-  std::atomic<uint32_t> pid;
-  std::atomic<uint32_t> producers;  // openings of its process that have the role
-  std::atomic<uint32_t> consumers;
-  std::atomic<uint32_t> members;
-  std::atomic<uint32_t> has_used;  // 1: it has been a producer or consumer, so it is no member any more
-  std::atomic<uint64_t> cursor;  // of a consumer: all of its openings have received the items up to this one
-  std::atomic<uint64_t> death;   // of a producer or member: the number of its death; 0: none
+// The values of the word of an end: the roles of the process, and how far its death was counted.
+struct EndWord {
+  enum Death : uint64_t {
+    kAlive = 0,
+    kAsks = 8,     // it is to be the death of this number, if the entry of the number names the place
+    kCounted = 16  // it is
+  };
+  static constexpr uint64_t make(uint64_t roles, Death death, uint64_t number) noexcept {
+    return number << 5 | death | roles;
+  }
+  static constexpr uint32_t roles(uint64_t word) noexcept { return static_cast<uint32_t>(word & 7); }
+  static constexpr Death death(uint64_t word) noexcept { return static_cast<Death>(word & 24); }
+  static constexpr uint64_t number(uint64_t word) noexcept { return word >> 5; }
+};
 
-  std::atomic<uint32_t>& openings(ChannelRole role) noexcept {
-    return role == kProducer ? producers : role == kConsumer ? consumers : members;
+// A process in the channel. Written by it, and after its death under the lock of its place. It is 0 when a
+// process takes the place.
+struct ChannelEnd {
+  std::atomic<uint64_t> word;
+  std::atomic<uint64_t> cursor;  // of a consumer: all of its openings have received the items up to this one
+};
+
+// The name of a death under its number: the number, then the place, then the process.
+struct DeathEntry {
+  static constexpr uint64_t kPlaceBits = 9, kPidBits = 22;  // the kernel has no larger number of a process
+  static_assert(kParticipants == 1 << kPlaceBits);
+  static constexpr uint64_t make(uint64_t number, uint32_t place, uint32_t pid) noexcept {
+    return number << (kPlaceBits + kPidBits) | uint64_t{place} << kPidBits | (pid & ((1 << kPidBits) - 1));
+  }
+  static constexpr uint64_t number(uint64_t entry) noexcept { return entry >> (kPlaceBits + kPidBits); }
+  static constexpr uint32_t place(uint64_t entry) noexcept {
+    return static_cast<uint32_t>(entry >> kPidBits) & (kParticipants - 1);
+  }
+  static constexpr uint32_t pid(uint64_t entry) noexcept {
+    return static_cast<uint32_t>(entry & ((1 << kPidBits) - 1));
   }
 };
 
@@ -44,15 +64,14 @@ struct ChannelState {
   uint32_t when_full;
   uint32_t reserved;
   uint64_t description_nbytes;
-  // Robust (timed_lock.h). Held by a process that takes or gives up a role, notices a death, or gives back
-  // what a dead process had. Guards the ends, and the members up to with_roles. No slot is passed under it.
-  alignas(64) pthread_mutex_t mutex;
-  std::atomic<uint64_t> deaths;
-  std::atomic<uint32_t> dead_pids[kKnownDead];  // of death n at n % kKnownDead
-  std::atomic<uint64_t> closings;               // how often the channel has lost its last producer
-  // The places whose ends may have a role: a bit is set before the role, and stays after the role has ended
-  // until the next process looks for deaths.
-  Mask with_roles;
+  // The number of the last death of a producer or member. An entry gives a number, as in slot_table.h.
+  alignas(64) std::atomic<uint64_t> deaths;
+  std::atomic<uint64_t> entries_of_deaths[kKnownDead];  // of death n at n % kKnownDead
+  // How many producers have ended, at least. Each is counted before its role ends.
+  std::atomic<uint64_t> closings;
+  // The places whose processes may have roles, slots, or bits of readers: a bit is set before the first role.
+  // It is cleared when the place becomes free.
+  Mask users;
   SlotCounters counters;
   std::atomic<uint64_t> received;
   std::atomic<uint64_t> dropped;
@@ -71,6 +90,7 @@ struct ChannelState {
   SlotState* slot_states() noexcept { return reinterpret_cast<SlotState*>(this + 1); }
   // n: the number of slots, from a checked copy.
   SlotEntry* entries(uint64_t n) noexcept { return reinterpret_cast<SlotEntry*>(slot_states() + n); }
+  SlotTable table(uint32_t n) noexcept { return {counters, {slot_states(), n}, {entries(n), n}}; }
 };
 
 }  // namespace tenon::impl

@@ -300,9 +300,8 @@ class Inspection {
       channel->slots[i].sequence = SlotWord::item(look(states[i].word));
     for (const PlaceReport& place : report_.places) {
       const ChannelEnd& end = state.ends[place.index];
-      const uint32_t roles = look(end.roles);
-      const bool is_same = look(end.generation) == look(control_.place(place.index).generation);
-      if (!is_same || !place.is_live()) continue;
+      const uint32_t roles = EndWord::roles(look(end.word));
+      if (!place.is_live()) continue;
       for (uint32_t i = 0; i < state.slots; ++i) {
         const uint64_t word = look(states[i].word);
         const bool is_holder = SlotWord::has_holder(word) && SlotWord::holder(word) == place.index;

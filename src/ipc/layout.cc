@@ -10,6 +10,7 @@
 #include "array/array.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "ipc/channel_state.h"
 #include "ipc/message_table.h"
 
 namespace tenon::impl {
@@ -114,6 +115,14 @@ void check(const Header& header, size_t file_nbytes) {
   if (header.data_at < round_up(control_end(header.blocks), page) || header.data_at >= file_nbytes ||
       header.data_at % page != 0) {
     throw_damaged(concat("its data begin at ", header.data_at, " of ", file_nbytes, " bytes"));
+  }
+  if (const uint64_t slots = header.channel_slots; slots != 0) {
+    const uint64_t room = file_nbytes - header.data_at;
+    const bool is_channel = header.blocks == 2 && header.has_named_array == 1 && header.required == 0;
+    if (!is_channel || slots > SlotTable::kMostSlots ||
+        ChannelState::nbytes_before_description(slots) > room) {
+      throw_damaged(concat("it cannot hold a channel of ", slots, " slots"));
+    }
   }
   if (std::memchr(header.name, '\0', sizeof header.name) == nullptr) throw_damaged("its name has no end");
   if (header.has_named_array > 1) throw_damaged("it is unclear whether it holds a named array");

@@ -10,11 +10,11 @@
 //   pool head       of a tensor pool (message_table.h)
 //   messages        one record for each message: a handle of an array, or a message of a tensor pool
 //                   (message_table.h)
-//   data            the bytes
+//   data            the bytes; of a channel, first its state (channel_state.h)
 //
 // All numbers are offsets, never addresses. After every store, the state is one from which other processes
-// can continue, because the process may be killed or stopped after any store. Only channels have a mutex, and
-// no thread waits for it without a deadline.
+// can continue, because the process may be killed or stopped after any store. No thread waits for a lock of
+// another process.
 #pragma once
 
 #include <pthread.h>
@@ -32,7 +32,7 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 5;  // a segment with another one cannot be read
+constexpr uint16_t kMajor = 6;  // a segment with another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 512;
@@ -90,6 +90,8 @@ struct Header {
   int64_t created_ns;  // since 1970
   uint32_t has_named_array;
   uint32_t is_tensor_pool;
+  uint32_t channel_slots;  // of the channel that it contains; 0: none
+  uint32_t reserved;
   NamedArray array;
   char name[128];     // "" for a pool
   uint64_t checksum;  // of all fields above; last
@@ -222,6 +224,7 @@ constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
 constexpr uint64_t kPlacesUsedAt = kBlocksUsedAt + 8;    // and the places,
 constexpr uint64_t kMessagesUsedAt = kPlacesUsedAt + 8;  // and the records of messages.
 constexpr uint64_t kForksAt = kMessagesUsedAt + 8;       // The number of forks of processes that use it.
+constexpr uint64_t kHasChannelAt = kForksAt + 8;         // 1: the state of the channel has memory.
 static_assert(sizeof(Header) <= kBlocksUsedAt);
 constexpr uint64_t kBlocksAt = kLivesAt + kParticipants * sizeof(Life);
 static_assert(kBlocksAt % kPage == 0);

@@ -2,11 +2,43 @@
 #include "ipc/openings.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tenon::impl {
+namespace {
+
+size_t index_of(ChannelRole role) noexcept {
+  return static_cast<size_t>(std::ranges::find(kRoles, role) - std::begin(kRoles));
+}
+
+}  // namespace
+
+uint32_t Openings::add_role(uint64_t taker, ChannelRole role) noexcept {
+  if (std::exchange(taker_, taker) != taker) {
+    std::ranges::fill(counts_, 0);
+    has_used_ = false;
+  }
+  ++counts_[index_of(role)];
+  has_used_ = has_used_ || role != kMember;
+  return roles();
+}
+
+uint32_t Openings::remove_role(ChannelRole role) noexcept {
+  --counts_[index_of(role)];
+  return roles();
+}
+
+uint32_t Openings::roles() const noexcept {
+  uint32_t roles = 0;
+  for (const ChannelRole role : kRoles) {
+    const bool has_role = counts_[index_of(role)] != 0 && !(role == kMember && has_used_);
+    if (has_role) roles |= role;
+  }
+  return roles;
+}
 
 Cursor& Openings::add_cursor(uint64_t taker, uint64_t sequence) {
-  // pairs with: Channel::give_roles, "a cursor that is free"
+  // pairs with: Channel::give_up_roles, "a cursor that is free"
   const auto is_free = [&](const Cursor& c) { return c.taker.load(std::memory_order_acquire) != taker; };
   const auto found = std::ranges::find_if(cursors_, is_free);
   Cursor& cursor = found != cursors_.end() ? *found : cursors_.emplace_back();

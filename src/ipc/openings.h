@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the openings of a channel in one process have in common. The channel's memory knows processes, so it
-// has one bit for all items of a process in a slot, and one cursor for all of its consumers.
+// has one end for all openings of a process, one bit for all of its items in a slot, and one cursor for all
+// of its consumers.
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,7 @@
 
 #include "base/fork_mark.h"
 #include "base/spin_lock.h"
+#include "ipc/channel_state.h"
 
 namespace tenon::impl {
 
@@ -52,7 +54,11 @@ class Openings {
 
   ProcessSpinLock& lock() noexcept { return lock_; }
 
-  // A cursor for an opening, which sets its taker to 0 at the end, without the mutex.
+  // One opening more has the role, or one less. taker: as Channel::taker(). Returns the roles of the process.
+  uint32_t add_role(uint64_t taker, ChannelRole role) noexcept;
+  uint32_t remove_role(ChannelRole role) noexcept;
+
+  // A cursor for an opening, which sets its taker to 0 at the end.
   Cursor& add_cursor(uint64_t taker, uint64_t sequence);
   // The least received_up_to() of the cursors of this process; 0: there is none.
   uint64_t received_up_to(uint64_t taker) const noexcept;
@@ -98,7 +104,13 @@ class Openings {
   };
   static constexpr uint32_t kEnding = UINT32_MAX;
 
+  uint32_t roles() const noexcept;
+
   ProcessSpinLock lock_;
+  // Guarded by lock_.
+  uint64_t taker_ = 0;          // the process of the counts; a forked child begins anew
+  uint32_t counts_[3]{};        // openings by role, in the order of kRoles
+  bool has_used_ = false;       // the process has been a producer or consumer, so it is no member any more
   std::deque<Cursor> cursors_;  // at constant addresses
   std::vector<Held> held_;      // by slot
 };

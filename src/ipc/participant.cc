@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "ipc/channel_ends.h"
 #include "ipc/deaths.h"
 #include "ipc/message_table.h"
 #include "sync/actor.h"
@@ -36,6 +37,17 @@ void drop_grant(const Control& control, Place& place, Grant& grant) noexcept {
   note_death(control, place, grant, seen);
 }
 
+// Fails with kSystem.
+void make_robust(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int result = pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (result != 0) throw_error(Code::kSystem, "no robust mutex: ", std::strerror(result));
+}
+
 constexpr int64_t kPatienceNs = 10'000'000'000;
 constexpr int64_t kShortPatienceNs = 1'000'000'000;  // if no other place is free
 
@@ -53,6 +65,8 @@ void clear(const Control& control, uint32_t participant) noexcept {
   if (!control.has_place(participant)) return;
   Place& place = control.place(participant);
   if (look(place.state) == PlaceState::kFree) return;
+  if (ChannelState* const channel = control.channel())
+    ChannelEnds(control, *channel).clear(participant, control.channel_slots);
   std::bitset<kMostBlocks> has_deaths;
   join_one_of_many(control, participant);
   for (Grant& grant : used_grants(place)) {
@@ -79,12 +93,20 @@ void clear(const Control& control, uint32_t participant) noexcept {
 }  // namespace
 
 uint64_t Control::nbytes_of(const Header& header) noexcept {
-  return round_up(control_end(header.blocks), std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
+  const uint64_t slots = header.channel_slots;
+  const uint64_t end = slots == 0 ? control_end(header.blocks)
+                                  : header.data_at + ChannelState::nbytes_before_description(slots);
+  return round_up(end, std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
 }
 
 Control Control::map(const os::File& file, const Header& header, PlaceLocks* places) {
   const uint64_t page = std::max<uint64_t>(header.page_nbytes, os::page_nbytes());
-  return {os::map(file, 0, nbytes_of(header), true, page), header.blocks, places, header.places_at};
+  return {os::map(file, 0, nbytes_of(header), true, page),
+          header.blocks,
+          places,
+          header.places_at,
+          header.channel_slots,
+          header.data_at};
 }
 
 std::atomic<uint32_t>& life_word(Life& life) noexcept {

@@ -14,17 +14,20 @@
 #include "ipc/message_table.h"
 #include "ipc/mutex_owner.h"
 #include "ipc/place_locks.h"
-#include "ipc/timed_lock.h"
 #include "sync/request.h"
 
 namespace tenon::impl {
 
-// The control part of a segment, as this process has mapped it.
+struct ChannelState;
+
+// The control part of a segment, and the state of its channel, as this process has mapped them.
 struct Control {
   std::byte* base = nullptr;
   uint32_t blocks = 0;
   PlaceLocks* places = nullptr;  // null: this is a copy that is only read
   uint64_t places_at = 0;
+  uint32_t channel_slots = 0;  // 0: it contains no channel
+  uint64_t channel_at = 0;
 
   // Maps it. Fails with kNoMemory, kSystem.
   static Control map(const os::File& file, const Header& header, PlaceLocks* places);
@@ -61,6 +64,14 @@ struct Control {
   std::atomic<uint32_t>& forks() const noexcept {
     return *reinterpret_cast<std::atomic<uint32_t>*>(base + kForksAt);
   }
+  std::atomic<uint32_t>& has_channel() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kHasChannelAt);
+  }
+  // Null: there is none, or no process has used it yet.
+  ChannelState* channel() const noexcept {
+    if (channel_slots == 0 || look(has_channel()) == 0) return nullptr;
+    return reinterpret_cast<ChannelState*>(base + channel_at);
+  }
   MessageRecord& message(uint32_t i) const noexcept {
     return reinterpret_cast<MessageRecord*>(base + messages_at(blocks))[i];
   }
@@ -80,9 +91,9 @@ uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 // The name of the participant's process, as its place says.
 std::string command_of(const Place& place);
 
-// If this participant has died: drops what it held in all blocks, wakes the waiting processes, and frees its
-// place. True: this call did it. Any thread of any process may call it; a second call does nothing. Always
-// asks the kernel.
+// If this participant has died: drops what it held in all blocks and in the channel, wakes the waiting
+// processes, and frees its place. True: this call did it. Any thread of any process may call it; a second
+// call does nothing. Always asks the kernel.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // Reaps all participants that have died.
 void reap_all(const Control& control) noexcept;

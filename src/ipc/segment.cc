@@ -17,6 +17,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "ipc/channel_state.h"
 #include "ipc/deaths.h"
 #include "ipc/lazy_copy.h"
 #include "ipc/process_lock.h"
@@ -61,6 +62,7 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.grants = kGrants;
   h.blocks = plan.blocks;
   h.is_tensor_pool = plan.is_tensor_pool ? 1 : 0;
+  h.channel_slots = plan.channel_slots;
   const os::Process process = os::this_process();
   h.creator_pid = process.pid;
   h.creator_start = process.start;
@@ -157,6 +159,8 @@ void Segment::read_record() {
 void Segment::join(MutexOwner& mutex_owner) {
   uses_.reset(static_cast<uint32_t*>(std::calloc(header_.blocks, sizeof(uint32_t))));
   if (uses_ == nullptr) throw std::bad_alloc();
+  if (const ChannelState* const channel = control_.channel())
+    deaths_at_join_.store(look(channel->deaths), std::memory_order_relaxed);
   participant_ = std::make_unique<Participant>(control_, file_, mutex_owner);
 }
 
@@ -366,6 +370,11 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
   if (!close_if_unused(index)) return false;
   free_closed(index);
   return true;
+}
+
+uint64_t Segment::deaths_at_opening() noexcept {
+  const uint64_t at_join = deaths_at_join_.exchange(kNoDeaths, std::memory_order_relaxed);
+  return at_join != kNoDeaths ? at_join : look(control_.channel()->deaths);
 }
 
 void Segment::begin_wait(SharedEvent& event) noexcept {

@@ -41,7 +41,8 @@ struct SegmentPlan {
   int node = -1;              // of NUMA; -1: any
   bool is_on_device = false;  // its one block gets the memory of lie_on()
   bool is_tensor_pool = false;
-  uint32_t pinned_unit = 0;  // of a tensor pool: as PoolHead
+  uint32_t pinned_unit = 0;    // of a tensor pool: as PoolHead
+  uint32_t channel_slots = 0;  // of a channel
 };
 
 // Threads: any.
@@ -200,6 +201,10 @@ class Segment {
   void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
   bool keeps_name() const noexcept { return static_cast<bool>(name_); }
 
+  // The number of deaths in the segment's channel that a new opening knows. The first one knows those from
+  // before this process had its place: it may have reaped the process that had the place.
+  uint64_t deaths_at_opening() noexcept;
+
   // A thread of this process sleeps on an event of the segment's channel, so a signal must wake it.
   void begin_wait(SharedEvent& event) noexcept;
   void end_wait(SharedEvent& event) noexcept;
@@ -278,6 +283,8 @@ class Segment {
   uint32_t next_message_ = 0;  // where the search for a record begins
 
   std::atomic<uint32_t> users_{0};
+  static constexpr uint64_t kNoDeaths = UINT64_MAX;
+  std::atomic<uint64_t> deaths_at_join_{0};  // kNoDeaths: the channel was opened
 };
 
 }  // namespace tenon::impl

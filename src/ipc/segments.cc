@@ -357,8 +357,9 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
       throw_error(Code::kValue, sizes.size(), " blocks of shared memory do not fit into 63 bits");
     }
   }
-  const SegmentPlan plan{options.name,           nbytes,      static_cast<uint32_t>(sizes.size()), &array,
-                         options.has_huge_pages, options.node};
+  SegmentPlan plan{options.name,           nbytes,      static_cast<uint32_t>(sizes.size()), &array,
+                   options.has_huge_pages, options.node};
+  plan.channel_slots = options.channel_slots;
   std::unique_ptr<Segment> fresh = Segment::create(plan, MutexOwner::instance());
   const auto commit = [&] {
     os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),

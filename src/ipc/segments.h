@@ -30,6 +30,7 @@ struct SharedOptions {
   bool is_populated = false;
   int node = -1;  // the NUMA node; -1: any
   tenon_device device{TENON_CPU, 0};
+  uint32_t channel_slots = 0;  // of a channel, whose state is the beginning of the memory
   // Initializes the memory, before another process can find it by its name.
   std::function<void(std::byte*)> prepare;
 };

@@ -103,6 +103,9 @@ class StandIn {
     plan.blocks = blocks;
     segment_ = Segment::create(plan, *mutex_owner_);
   }
+  explicit StandIn(const SegmentPlan& plan) : mutex_owner_(std::make_unique<MutexOwner>()) {
+    segment_ = Segment::create(plan, *mutex_owner_);
+  }
   // Opens the segment of another stand-in.
   explicit StandIn(const StandIn& of) : mutex_owner_(std::make_unique<MutexOwner>()) {
     const std::string path = concat("/proc/self/fd/", of.segment_->file().fd());

@@ -125,10 +125,8 @@ size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
   for (Watch* const watch : watches_) {
     bool has_died = false;
     if (!watch->channel_.add_lives(watch->shared_event_, words, &n, &has_died)) *timeout_ns = kShortSliceNs;
-    // A process may have ended, or been stopped, after it had freed a slot and before it signaled this, or
-    // before it had ended its role.
-    if (has_died || watch->channel_.has_free_slot(watch->shared_event_) || watch->channel_.has_closed_end())
-      watch->signal();
+    // A process may have ended, or been stopped, after it had freed a slot and before it signaled this.
+    if (has_died || watch->channel_.has_free_slot(watch->shared_event_)) watch->signal();
   }
   return n;
 }

@@ -134,10 +134,10 @@ class Overlay {
   const std::vector<uint8_t> was_;
 };
 
-// The mutex and the counters are not changed: a process that can write them can break the others in any case.
+// The counters and the ends are not changed: a process that can write them can break the others in any case.
 void try_channel(std::span<const uint8_t> bytes) {
   Array& memory = *seeds().channel;
-  constexpr size_t kPlainNbytes = offsetof(ChannelState, mutex);
+  constexpr size_t kPlainNbytes = offsetof(ChannelState, deaths);
   const Overlay overlay(memory, bytes, kPlainNbytes, sizeof(ChannelState) - kPlainNbytes);
   try {
     const Ref<Channel> channel = Channel::of(Ref<Array>::share(&memory));

@@ -77,7 +77,7 @@ def test_another_package_that_requires_tenon_builds_in_isolation(cmake_dir, inde
 
 # These were static before glibc 2.33, so that programs for older ones do not need them.
 ONCE_STATIC = {f"{name}{bits}" for name in ("stat", "fstat", "lstat", "fstatat") for bits in ("", "64")}
-# libstdc++ and src/ipc/timed_lock.cc use these where glibc has them, and others where not.
+# libstdc++ and src/base/timed_mutex.cc use these where glibc has them, and others where not.
 OPTIONAL = {"__libc_single_threaded", "pthread_cond_clockwait", "pthread_mutex_clocklock"}
 
 

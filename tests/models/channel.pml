@@ -4,7 +4,8 @@
 // number, 0: none. The processes that use a slot are a set of bits; a bit has no effect after the death of its
 // process (process_lock.pml models how deaths are noticed). slots.pml models how slots pass without a lock; this
 // model is about what processes are told of ends and deaths. So here numbers change, and bits are set, under one
-// mutex, which in the code guards only the roles; a bit is cleared without it. A process that finds nothing to do
+// mutex, which stands for single exchanges of words and for the lock of the place of a dead process; a bit is
+// cleared without it. A process that finds nothing to do
 // announces itself at an event, reads the turn of the event, tries again, and sleeps on the turn and on the life
 // words of the others. (One that polls reads the same words instead.) Any two of the three processes die, each at
 // any step. The kernel then frees the mutex and wakes one of the processes that sleep on the life word. Nothing

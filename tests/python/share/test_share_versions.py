@@ -80,8 +80,8 @@ def test_another_major_version_is_refused_with_both_versions(maker, name):
 
 
 def test_a_later_minor_version_is_used_as_far_as_it_is_known(maker, name):
-    major, minor = rewrite(maker.pid, name, VERSION_AT, "=HH", 5, 1)
-    assert (major, minor) == (5, 0)
+    major, minor = rewrite(maker.pid, name, VERSION_AT, "=HH", 6, 1)
+    assert (major, minor) == (6, 0)
     a = tn.attach(name)
     a[1] = 8
     assert maker.ask("a.tolist()") == [5, 8, 5]

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ends of a channel: deaths are counted once, by whichever reaper comes to it; a hand-over between
+// producers is no end; damaged memory hurts no reaper.
+#include "ipc/channel_ends.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/repeats_testing.h"
+#include "ipc/stand_in_testing.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr uint32_t kSlots = 4;
+
+// Several stand-ins in one segment with a channel, without its description.
+class Ends : public testing::Test {
+ protected:
+  Ends() {
+    NamedArray bytes{};
+    bytes.code = TENON_UINT;
+    bytes.bits = 8;
+    bytes.lanes = 1;
+    bytes.ndim = 1;
+    bytes.shape[0] = 1;
+    SegmentPlan plan;
+    plan.blocks = 2;
+    plan.array = &bytes;
+    plan.channel_slots = kSlots;
+    plan.data_nbytes = ChannelState::nbytes_before_description(kSlots);
+    first_ = std::make_unique<StandIn>(plan);
+    Segment& segment = first_->segment();
+    os::commit(segment.file(), segment.header().data_at, segment.data_nbytes(), "a channel");
+    publish(segment.control().has_channel(), 1u);
+    state_ = segment.control().channel();
+    ends_ = ChannelEnds(segment.control(), *state_);
+    table_ = state_->table(kSlots);
+  }
+
+  std::unique_ptr<StandIn> join(uint32_t roles) {
+    auto other = std::make_unique<StandIn>(*first_);
+    ends_.set_roles(other->index(), roles);
+    return other;
+  }
+  void reap_others() { reap_all(first_->segment().control()); }
+
+  std::unique_ptr<StandIn> first_;
+  ChannelState* state_ = nullptr;
+  ChannelEnds ends_;
+  SlotTable table_;
+};
+
+TEST_F(Ends, WhatADeadProcessHadIsGivenBackByOneThatDoesNotUseTheChannel) {
+  const auto dead = join(kProducer | kConsumer);
+  const uint32_t p = dead->index();
+  ASSERT_TRUE(table_.take_free(p, 0));
+  ASSERT_TRUE(table_.take_free(p, 1));
+  table_.offer(p, 1);
+  EXPECT_EQ(table_.give_number(p, 1), 1U);
+  ASSERT_TRUE(table_.take_free(p, 2));
+  table_.offer(p, 2);
+  state_->entries(kSlots)[2] = uint64_t{2} << 15 | 2;  // its number was given
+  table_.set_reader(p, 1);
+  dead->die();
+  const uint32_t items = look(state_->items.signals), room = look(state_->room.signals);
+  StandIn other(*first_);  // takes the place
+  EXPECT_EQ(other.index(), p);
+  EXPECT_EQ(table_.word(0), SlotWord::kFree);
+  EXPECT_EQ(table_.word(1), SlotWord::ready(1));
+  EXPECT_EQ(table_.word(2), SlotWord::ready(2));
+  EXPECT_TRUE(is_empty(table_.readers(1)));
+  EXPECT_EQ(look(state_->deaths), 1U);
+  EXPECT_EQ(ends_.pid_of_death(1), static_cast<uint32_t>(getpid()));
+  EXPECT_EQ(look(state_->closings), 1U);
+  EXPECT_EQ(ends_.count(kProducer) + ends_.count(kConsumer), 0U);
+  EXPECT_TRUE(is_empty(state_->users));
+  EXPECT_NE(look(state_->items.signals), items);
+  EXPECT_NE(look(state_->room.signals), room);
+}
+
+TEST_F(Ends, AProcessThatLeavesWithoutARoleIsNoDeath) {
+  {
+    const auto other = join(kProducer);
+    ends_.set_roles(other->index(), 0);
+  }
+  EXPECT_EQ(look(state_->deaths), 0U);
+  EXPECT_EQ(look(state_->closings), 1U);
+  EXPECT_TRUE(is_empty(state_->users));
+}
+
+TEST_F(Ends, OnlyDeathsOfProducersAndMembersAreCounted) {
+  for (const uint32_t roles : {kConsumer, kMember, kProducer}) {
+    const auto dead = join(roles);
+    dead->die();
+    reap_others();
+  }
+  EXPECT_EQ(look(state_->deaths), 2U);
+  EXPECT_EQ(look(state_->closings), 1U);
+}
+
+// A reaper was killed after each step of the count of one death; another death may have been counted since.
+TEST_F(Ends, AKilledReaperLeavesADeathThatIsCountedOnce) {
+  for (const bool is_given : {false, true}) {
+    for (const bool is_said : {false, true}) {
+      if (is_said && !is_given) continue;
+      for (const bool has_other : {false, true}) {
+        SCOPED_TRACE(concat(is_given, is_said, has_other));
+        const uint64_t before = look(state_->deaths), n = before + 1;
+        const auto dead = join(kProducer), other = join(kMember);
+        const uint32_t p = dead->index(), q = other->index();
+        state_->ends[p].word = EndWord::make(kProducer, is_said ? EndWord::kCounted : EndWord::kAsks, n);
+        if (is_given) state_->entries_of_deaths[n % kKnownDead] = DeathEntry::make(n, p, 77);
+        if (has_other) {
+          other->die();
+          ASSERT_TRUE(reap(first_->segment().control(), q));
+        }
+        dead->die();
+        reap_others();
+        EXPECT_EQ(look(state_->deaths), before + (has_other ? 2 : 1));
+        if (is_given) {
+          EXPECT_EQ(ends_.pid_of_death(n), 77U);
+        }
+        EXPECT_EQ(observe(state_->ends[p].word), 0U);
+      }
+    }
+  }
+}
+
+TEST_F(Ends, ReapersBesideEachOtherCountEachDeathOnce) {
+  constexpr uint32_t kDead = 12;
+  for (int round = repeats(200, 40, 10); round > 0; --round) {
+    const uint64_t before = look(state_->deaths);
+    std::vector<std::unique_ptr<StandIn>> dead;
+    for (uint32_t i = 0; i < kDead; ++i) dead.push_back(join(kProducer));
+    for (const auto& one : dead) one->die();
+    StandIn a(*first_), b(*first_);  // one of them takes the place of a dead one
+    std::thread beside([&] { reap_all(a.segment().control()); });
+    reap_all(b.segment().control());
+    beside.join();
+    ASSERT_EQ(look(state_->deaths), before + kDead);
+    for (uint64_t n = before + 1; n <= before + kDead; ++n) {
+      ASSERT_EQ(ends_.pid_of_death(n), static_cast<uint32_t>(getpid()));
+    }
+  }
+}
+
+// There is always a producer.
+TEST_F(Ends, AHandOverBetweenProducersIsNoEnd) {
+  constexpr uint32_t kPlaces = 40;  // a look at all of them takes a while
+  for (uint32_t p = 1; p <= kPlaces; ++p) ends_.set_roles(p, 0);
+  ends_.set_roles(1, kProducer);
+  std::atomic<bool> is_over{false};
+  std::thread hands_over([&] {
+    ChannelEnds ends = ends_;
+    std::mt19937 random(7);
+    for (uint32_t now = 1; !is_over;) {
+      const uint32_t next = 1 + (now + static_cast<uint32_t>(random()) % (kPlaces - 1)) % kPlaces;
+      ends.set_roles(next, kProducer);
+      ends.set_roles(now, 0);
+      now = next;
+    }
+  });
+  int ends = 0;
+  for (int i = repeats(3'000'000, 300'000, 20'000); i > 0; --i) ends += ends_.ended_after(0) != 0 ? 1 : 0;
+  is_over = true;
+  hands_over.join();
+  EXPECT_EQ(ends, 0);
+  ends_.set_roles(1, kProducer);
+  for (uint32_t p = 1; p <= kPlaces; ++p) ends_.set_roles(p, 0);
+  EXPECT_EQ(ends_.ended_after(0), look(state_->closings));
+  EXPECT_EQ(ends_.ended_after(look(state_->closings)), 0U) << "it was reported";
+  for (uint32_t p = 1; p <= kPlaces; ++p) clear_bit(state_->users, p);
+}
+
+// Whatever the state says, a reaper comes to its end, touches no other memory, and frees the place.
+TEST_F(Ends, DamagedMemoryHurtsNoReaper) {
+  std::mt19937_64 random(11);
+  const size_t words = ChannelState::nbytes_before_description(kSlots) / 8;
+  auto* const memory = reinterpret_cast<std::atomic<uint64_t>*>(state_);
+  const int rounds = repeats(2000, 300, 60);
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE(round);
+    const auto dead = join(kProducer | kMember);
+    const uint32_t p = dead->index();
+    const uint64_t some[] = {0,
+                             1,
+                             UINT64_MAX,
+                             random(),
+                             EndWord::make(7, EndWord::kAsks, random() % 40),
+                             DeathEntry::make(random() % 70, p, 5),
+                             SlotWord::make(SlotWord::kOffered, p, 3)};
+    for (size_t i = 0; i < words; ++i) {
+      if (round % 4 == 0 || random() % 8 == 0) memory[i] = some[random() % std::size(some)];
+    }
+    if (round % 3 == 0) state_->deaths = (uint64_t{1} << 33) - 1 - random() % 3;
+    set_bit(state_->users, p);
+    dead->die();
+    ASSERT_TRUE(reap(first_->segment().control(), p));
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      ASSERT_FALSE(SlotWord::has_holder(table_.word(slot)) && SlotWord::holder(table_.word(slot)) == p);
+    }
+    ASSERT_EQ(observe(state_->ends[p].word), 0U);
+    std::memset(static_cast<void*>(state_), 0, words * 8);
+  }
+}
+
+}  // namespace
+}  // namespace tenon::impl
