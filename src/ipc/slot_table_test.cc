@@ -137,6 +137,48 @@ TEST(SlotTable, WhatADeadProcessHasBecomesFreeOrReady) {
   EXPECT_EQ(memory.receive(kB), 3U);
 }
 
+// A thread has stopped before it moved the last number on.
+TEST(SlotTable, ATicketWhoseEntryIsThereIsGiven) {
+  Memory<3> memory;
+  ASSERT_TRUE(memory.table.take_free(kA, 0));
+  memory.table.hold(kA, 0, 1);
+  memory.entries[1].store(uint64_t{1} << 15 | 0);
+  ASSERT_TRUE(memory.table.take_free(kB, 1));
+  const SlotTable::Turn turn = memory.table.next_number();
+  EXPECT_EQ(turn.number, 2U);
+  EXPECT_TRUE(memory.table.take_number(1, turn));
+  EXPECT_EQ(memory.table.given(), 2U);
+  EXPECT_TRUE(memory.table.settle(0, 1));
+  EXPECT_EQ(memory.table.word(0), SlotWord::ready(1));
+}
+
+TEST(SlotTable, ATicketThatIsTakenLateIsBelowTheNextRound) {
+  Memory<3> memory;
+  ASSERT_TRUE(memory.table.take_free(kA, 0));
+  const SlotTable::Turn late = memory.table.next_number();
+  const uint64_t base = memory.table.begin_anew();
+  EXPECT_TRUE(memory.table.take_number(0, late));
+  EXPECT_LT(late.number, base);
+  EXPECT_EQ(memory.table.next_number().number, base);
+  EXPECT_EQ(memory.table.passed(), base - 1);
+}
+
+TEST(SlotTable, ATicketIsSettledOrLeftOnce) {
+  Memory<3> memory;
+  for (const bool is_left : {false, true}) {
+    ASSERT_TRUE(memory.table.take_free(kA, 0));
+    const SlotTable::Turn turn = memory.table.next_number();
+    ASSERT_TRUE(memory.table.take_number(0, turn));
+    EXPECT_FALSE(memory.table.settle(0, turn.number + 1)) << "another ticket";
+    EXPECT_TRUE(is_left ? memory.table.leave(0, turn.number) : memory.table.settle(0, turn.number));
+    EXPECT_FALSE(memory.table.leave(0, turn.number));
+    EXPECT_FALSE(memory.table.settle(0, turn.number));
+    memory.table.move(turn.number, 0, 2);
+    EXPECT_EQ(memory.table.slot_of(turn.number), 2U);
+    memory.table.release(0);
+  }
+}
+
 // Oracle: each number is received once, and each thread that receives gets them in order.
 TEST(SlotTable, ThreadsGiveEachNumberOnce) {
   constexpr int kSenders = 2, kReceivers = 2;
