@@ -19,6 +19,9 @@ namespace {
 
 constexpr int32_t kMostSlots = SlotTable::kMostSlots;
 
+// So far ahead of the consumer workers can skip batches, also with few slots.
+constexpr size_t kLeastEntries = 256;
+
 // Writes to every page, so that no page fault follows.
 bool populate(std::byte* memory, size_t nbytes) {
 #ifdef MADV_POPULATE_WRITE
@@ -100,16 +103,17 @@ Slots::Slots(const SlotsPlan& plan)
 }
 
 void Slots::make_table() {
-  const size_t n = links_.size(), nbytes = sizeof(Head) + n * (sizeof(SlotState) + sizeof(SlotEntry));
+  const size_t n = links_.size(), numbers = std::max(n, kLeastEntries);
+  const size_t nbytes = sizeof(Head) + n * sizeof(SlotState) + numbers * sizeof(SlotEntry);
   block_.reset(static_cast<std::byte*>(::operator new(nbytes, std::align_val_t{64})));
   head_ = new (block_.get()) Head{};
   auto* const states = reinterpret_cast<SlotState*>(head_ + 1);
   auto* const entries = reinterpret_cast<SlotEntry*>(states + n);
   std::uninitialized_value_construct_n(states, n);
-  std::uninitialized_value_construct_n(entries, n);
+  std::uninitialized_value_construct_n(entries, numbers);
   for (size_t i = static_cast<size_t>(plan_.count); i < n; ++i)
     store(states[i].word, SlotWord::make(SlotWord::kHeld, kNobody, 0));
-  table_ = SlotTable(head_->counters, {states, n}, {entries, n});
+  table_ = SlotTable(head_->counters, {states, n}, {entries, numbers});
 }
 
 void Slots::make_memory() {

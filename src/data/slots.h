@@ -101,7 +101,7 @@ class Slots {
   void await_free(int64_t timeout_ns) noexcept;
   // Of any slot that is not free.
   void give(int32_t slot) noexcept;
-  // Its words, for the order of what lies in the slots. It has as many entries as there may be slots.
+  // Its words, for the order of what lies in the slots. It has at least as many entries as there may be slots.
   const SlotTable& table() const noexcept { return table_; }
 
   // Takes the memory of a slot before its first use; later calls do nothing. So the threads that fill take

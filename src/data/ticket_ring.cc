@@ -74,6 +74,7 @@ TicketRing::TicketTake TicketRing::look_for_turn(int32_t worker, Round& round,
   if (is_stopped()) return TicketTake::kStopped;
   if (!read_round(round, turn)) return TicketTake::kNone;
   if (turn.number >= round.limit || observe(shared_.closed) >= round.base) return TicketTake::kNone;
+  if (turn.number - table_.passed() > table_.entries()) return TicketTake::kNone;  // most are skipped
   const bool is_its_turn = round_robin_ == 0 || worker_of(round, round.begin + (turn.number - round.base)) ==
                                                     static_cast<uint64_t>(worker);
   return is_its_turn ? TicketTake::kTicket : TicketTake::kNone;
@@ -184,7 +185,15 @@ void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, FillRe
 }
 
 void TicketRing::skip(const Ticket& ticket, FillReport report) noexcept {
-  if (!settle(ticket, Outcome::kSkip, report)) return;
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  if (report.state) {
+    if (!settle(ticket, Outcome::kSkip, report)) return;
+  } else {
+    const bool is_left = !table_.settle(slot, ticket.number, Slots::kNobody);
+    if (!is_left) table_.skip(ticket.number, slot);
+    slots_->give(ticket.slot);
+    if (is_left || ticket.number < base()) return;
+  }
   skipped_.fetch_add(1, std::memory_order_relaxed);
   settled_.signal_all();
 }
@@ -204,9 +213,10 @@ std::optional<StateRef> TicketRing::first_state(const Ticket& ticket, int32_t wo
 }
 
 bool TicketRing::is_past(const Ticket& ticket) const noexcept {
-  const uint64_t word = table_.word(static_cast<uint32_t>(ticket.slot));
+  const uint64_t word = table_.word(static_cast<uint32_t>(ticket.slot)), closed = observe(shared_.closed);
   return is_stopped() || ticket.number < base() || ticket.number <= table_.passed() ||
-         SlotWord::kind(word) != SlotWord::kHeld || SlotWord::number(word) != ticket.number;
+         (closed >= ticket.round && ticket.number >= closed) || SlotWord::kind(word) != SlotWord::kHeld ||
+         SlotWord::number(word) != ticket.number;
 }
 
 // ------------------------------------------------------------------------------------------- consumers
@@ -217,6 +227,10 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
     if (next_ == round_.limit) return Front::kEnd;
     if (failed_ == next_) return Front::kFailure;
     const uint32_t slot = table_.slot_of(next_);
+    if (slot == SlotTable::kNone && table_.is_skipped(next_)) {
+      pass_front();
+      continue;
+    }
     if (slot == SlotTable::kNone || table_.word(slot) != SlotWord::ready(next_)) return Front::kPending;
     if (found != nullptr) *found = slot;
     const Outcome outcome = look(record(slot).outcome);
@@ -238,10 +252,13 @@ void TicketRing::receive(uint32_t slot, FillReport& report) noexcept {
 }
 
 void TicketRing::pass_front() noexcept {
+  const uint64_t passed = next_ - 1;
   table_.pass(next_);
   ++next_;
-  // Its worker may have read the ticket before it as the consumer's next one, and then wakes no one.
-  if (settled_.has_sleepers() && is_ready(next_)) settled_.signal_all();
+  if (table_.given() - passed >= table_.entries()) work_.signal_all();  // no worker had room for a number
+  // The worker of the next ticket may have read the one before it as the consumer's next one, and the worker
+  // of the last one that it is not. Then they wake no one.
+  if (settled_.has_sleepers() && (next_ == round_.limit || is_ready(next_))) settled_.signal_all();
 }
 
 // The consumer is behind the place now.
@@ -392,11 +409,13 @@ bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t hol
     write_record(moved);
     table_.hold(holder, to, ticket.number);
   }
-  if (!table_.leave(from, ticket.number)) {
+  const bool has_left = table_.leave(from, ticket.number);
+  // It settles nothing more. So if it has not settled it, it has returned, and its slot may be another's now.
+  if (!has_left && (!is_awaited || is_ready(ticket.number))) {
     if (is_awaited) table_.hold(Slots::kNobody, to);
     return false;
   }
-  impl::publish(record(from).outcome, Outcome::kElsewhere);
+  if (has_left) impl::publish(record(from).outcome, Outcome::kElsewhere);
   if (is_awaited) table_.move(ticket.number, from, to);
   return is_awaited;
 }
@@ -481,7 +500,10 @@ TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
   uint32_t slot = SlotTable::kNone;
   const Front front = is_active_ ? look_at_front(&slot) : Front::kEnd;
   if (front == Front::kEnd) {
-    if (is_active_) end_epoch();
+    if (is_active_) {
+      end_epoch();
+      notify_consumers();
+    }
     return NextBatch::kEnd;
   }
   if (front == Front::kFailure) {

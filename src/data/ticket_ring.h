@@ -6,7 +6,7 @@
 // A ticket is a number of the slots' table (ipc/slot_table.h), which is given before its slot is filled. A
 // worker takes a free slot before it takes a ticket. So each ticket has a slot, and later batches cannot take
 // the slot of the batch for which the consumer waits. What becomes of the ticket, a batch or not, lies in the
-// slot until the consumer is told.
+// slot until the consumer is told. A skip without a state needs no slot: the entry of its number says it.
 //
 // begin() and end() begin a new round, whose first number is larger than each that a worker may have. So
 // what comes late is known by its number alone, and is dropped. docs/dev/slots.md has the stores, and
@@ -73,6 +73,7 @@ struct TicketFailure {
 // consumer holds, except in first_state() for a short section.
 // Invariant: each number after the one that was passed last, up to the last one, has an entry. The slot of
 // the entry is held by a loop, or settled, or it was left: then the ticket is given up or gets another slot.
+// Or the entry says that the ticket is skipped.
 class TicketRing {
  public:
   // round_robin: the number of workers among which the batches go round; 0: the next worker that asks gets
@@ -218,7 +219,8 @@ class TicketRing {
   int32_t count_ready() const noexcept;
   bool is_ready(uint64_t number) const noexcept {
     const uint32_t slot = table_.slot_of(number);
-    return slot != SlotTable::kNone && table_.word(slot) == SlotWord::ready(number);
+    return slot != SlotTable::kNone ? table_.word(slot) == SlotWord::ready(number)
+                                    : table_.is_skipped(number);
   }
 
   // All of these require consuming_.

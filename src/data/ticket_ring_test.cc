@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -52,6 +53,8 @@ struct Bench {
   TicketRing ring;
   TicketRing::Delivery item;
 };
+
+TicketRing::TicketTake await_turn(TicketRing& ring) { return ring.await_turn(0, true); }
 
 TEST(TicketRing, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
   Bench bench(4, 3);
@@ -312,21 +315,91 @@ TEST(TicketRing, AWorkerThatIsLateGetsATicketOfNoEpoch) {
   EXPECT_EQ(bench.item.ticket.index, 0u);
 }
 
-TEST(TicketRing, WhatIsSettledWithoutABatchKeepsItsSlotUntilTheConsumerIsTold) {
+TEST(TicketRing, AFailureOrAnEndKeepsItsSlotUntilTheConsumerIsTold) {
   Bench bench(4, 3);
   bench.ring.begin();
-  const Ticket first = bench.take();
-  bench.ring.skip(bench.take());
-  EXPECT_EQ(bench.free_slots(), 2);
-  bench.publish(first);
+  bench.publish(bench.take());
   ASSERT_EQ(bench.next(), NextBatch::kBatch);
-  EXPECT_EQ(bench.next(), NextBatch::kLate);
-  EXPECT_EQ(bench.free_slots(), 3);
   bench.ring.finish(bench.take());
   EXPECT_EQ(bench.free_slots(), 2);
   EXPECT_EQ(bench.next(), NextBatch::kEnd);
   EXPECT_EQ(bench.free_slots(), 3);
-  EXPECT_EQ(bench.ring.snapshot().skipped, 1u);
+}
+
+TEST(TicketRing, ASkipHasNoSlotSoWorkersGoOnAheadOfTheConsumer) {
+  Bench bench(2, -1);
+  bench.ring.begin();
+  const Ticket first = bench.take();
+  Ticket last = bench.take();
+  const auto entries = static_cast<int>(bench.slots->table().entries());
+  for (int i = 2; i < entries; ++i) {
+    bench.ring.skip(last);
+    last = bench.take();
+  }
+  bench.ring.skip(last);
+  Ticket none{.slot = last.slot};
+  EXPECT_EQ(bench.ring.take(0, none), TicketRing::TicketTake::kNone) << "the table has no entry for it";
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  bench.publish(first);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, 0u);
+  EXPECT_EQ(bench.next(), NextBatch::kLate);
+  EXPECT_EQ(bench.ring.snapshot().skipped, static_cast<uint64_t>(entries) - 1);
+  const Ticket next = bench.take();
+  EXPECT_EQ(next.index, static_cast<uint64_t>(entries));
+  bench.publish(next);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.index, static_cast<uint64_t>(entries));
+}
+
+TEST(TicketRing, AWorkerWaitsForAnEntryUntilTheConsumerPassesOne) {
+  Bench bench(2, -1);
+  bench.ring.begin();
+  const Ticket first = bench.take();
+  for (uint64_t i = 1; i < bench.slots->table().entries(); ++i) bench.ring.skip(bench.take());
+  std::thread worker([&] { EXPECT_EQ(await_turn(bench.ring), TicketRing::TicketTake::kTicket); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  bench.publish(first);
+  EXPECT_EQ(bench.next(), NextBatch::kBatch);
+  worker.join();
+}
+
+TEST(TicketRing, ASkipWithAStateKeepsItsSlotForTheState) {
+  Bench bench(4, 3, 1);
+  bench.ring.begin();
+  bench.publish(bench.take());
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  const auto state = std::make_shared<const std::vector<std::byte>>(3);
+  bench.ring.skip(bench.take(), {.state = state});
+  EXPECT_EQ(bench.free_slots(), 2);
+  EXPECT_EQ(bench.ring.position().states[0], state);
+  EXPECT_EQ(bench.free_slots(), 3);
+}
+
+// Its worker stops between the word and the signal.
+TEST(TicketRing, TheEndOfAnEpochWakesEachConsumer) {
+  Bench bench(2, 1);
+  bench.ring.begin();
+  const Ticket last = bench.take();
+  NextBatch found = NextBatch::kLate;
+  std::thread other([&] {
+    TicketRing::Delivery item;
+    found = bench.ring.next(-1, item);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  (void)bench.slots->table().settle(static_cast<uint32_t>(last.slot), last.number);
+  EXPECT_EQ(bench.next(), NextBatch::kEnd);  // without an outcome it is passed as a skip
+  other.join();
+  EXPECT_EQ(found, NextBatch::kEnd);
+}
+
+TEST(TicketRing, WhatHasFailedForTheConsumerIsPastForItsWorker) {
+  Bench bench(3, 3);
+  bench.ring.begin();
+  const Ticket first = bench.take(), second = bench.take();
+  ASSERT_TRUE(bench.ring.fail_wanted(failure_of(7, "it hangs")));
+  EXPECT_TRUE(bench.ring.is_past(first));
+  EXPECT_TRUE(bench.ring.is_past(second));
 }
 
 SlotsPlan plan_with_spare() {
@@ -345,6 +418,16 @@ struct Hung : Bench {
   }
   Ticket ticket, again;
 };
+
+// Its thread has returned and given its slot back, after it was found to hang.
+TEST(TicketRing, AnAbandonedTicketGoesOnAlsoIfItsThreadHasReturnedMeanwhile) {
+  Hung bench;
+  bench.slots->give_spare(bench.ticket.slot);
+  ASSERT_TRUE(bench.ring.abandon(bench.ticket, bench.again, Slots::kFirstLoop + 1));
+  bench.publish(bench.again);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.slot, bench.again.slot);
+}
 
 TEST(TicketRing, AnAbandonedTicketGoesOnInAnotherSlotAndWhatComesLateIsDropped) {
   Hung bench;

@@ -80,10 +80,10 @@ bool SlotTable::take_number(uint32_t slot, const Turn& turn) const noexcept {
   return true;
 }
 
-bool SlotTable::settle(uint32_t slot, uint64_t n) const noexcept {
+bool SlotTable::end_fill(uint32_t slot, uint64_t n, uint64_t after) const noexcept {
   uint64_t seen = word(slot);
   return SlotWord::kind(seen) == SlotWord::kHeld && SlotWord::number(seen) == n &&
-         exchange(slots_[slot].word, seen, SlotWord::ready(n));
+         exchange(slots_[slot].word, seen, after);
 }
 
 bool SlotTable::leave(uint32_t slot, uint64_t n) const noexcept {
@@ -96,6 +96,11 @@ void SlotTable::move(uint64_t n, uint32_t from, uint32_t to) const noexcept {
   uint64_t named = entry_of(n, from);
   (void)exchange(entry(n), named, entry_of(n, to));
 }
+
+// kMostSlots is the number of no slot.
+void SlotTable::skip(uint64_t n, uint32_t slot) const noexcept { move(n, slot, kMostSlots); }
+
+bool SlotTable::is_skipped(uint64_t n) const noexcept { return observe(entry(n)) == entry_of(n, kMostSlots); }
 
 uint32_t SlotTable::slot_of(uint64_t n) const noexcept {
   const uint64_t named = observe(entry(n));

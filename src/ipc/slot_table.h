@@ -125,12 +125,20 @@ class SlotTable {
   // its word alone.
   bool take_number(uint32_t slot, const Turn& turn) const noexcept;
   // held(p, n) -> ready(n). False: it was left.
-  bool settle(uint32_t slot, uint64_t n) const noexcept;
+  bool settle(uint32_t slot, uint64_t n) const noexcept { return end_fill(slot, n, SlotWord::ready(n)); }
+  // held(p, n) -> held(q, 0). False: it was left.
+  bool settle(uint32_t slot, uint64_t n, uint32_t q) const noexcept {
+    return end_fill(slot, n, SlotWord::make(SlotWord::kHeld, q, 0));
+  }
   // held(p, n) -> left(p, n). False: it was settled.
   bool leave(uint32_t slot, uint64_t n) const noexcept;
   // Of a number whose slot was left: it has this slot from now on.
   void move(uint64_t n, uint32_t from, uint32_t to) const noexcept;
-  // That has number n; kNone: it was not given, or a later number has its entry.
+  // Of a number that a slot had, and has in its word no more: no slot has it from now on.
+  void skip(uint64_t n, uint32_t slot) const noexcept;
+  bool is_skipped(uint64_t n) const noexcept;
+  uint64_t entries() const noexcept { return entries_.size(); }
+  // That has number n; kNone: none, it was not given, or a later number has its entry.
   uint32_t slot_of(uint64_t n) const noexcept;
   uint64_t passed() const noexcept { return observe(counters_->passed); }
   void pass(uint64_t n) const noexcept { announce(counters_->passed, n); }
@@ -164,6 +172,7 @@ class SlotTable {
   bool reclaim(uint32_t p) const noexcept;
 
  private:
+  bool end_fill(uint32_t slot, uint64_t n, uint64_t after) const noexcept;
   SlotEntry& entry(uint64_t n) const noexcept { return entries_[n % entries_.size()]; }
   void help(uint64_t n) const noexcept;
   // is_known: set to false if the entry is of a later number already.
