@@ -45,7 +45,7 @@ TENON_API uint64_t tenon_schema_nbytes(const tenon_schema* schema); /* payload b
  * once, in its own process, after the last fill. */
 typedef struct tenon_generator {
   uint32_t struct_size;
-  uint32_t flags; /* TENON_THREADSAFE, TENON_IS_INDEXED, TENON_HAS_STATE */
+  uint32_t flags; /* TENON_THREADSAFE, TENON_IS_INDEXED, TENON_HAS_STATE, TENON_STARTS_THREADS */
   void* context;
   tenon_fill_function fill;
   void (*drop)(void* context); /* may be NULL */
@@ -57,8 +57,9 @@ typedef struct tenon_generator {
    * attachment. */
   tenon_fill_function prepare;
   /* Starts worker process number worker, which must call tenon_worker_join(link). Returns 0, or a code and a
-   * text. *pid 0 means a thread of this process, which cannot be watched or killed. If start is NULL, the
-   * feed forks, and the child calls fill. Called from a thread of the feed. */
+   * text. *pid 0 means a thread of this process, which cannot be watched or killed; tenon_feed_close does not
+   * wait for it, and who has started it joins it: see also TENON_STARTS_THREADS. If start is NULL, the feed
+   * forks, and the child calls fill. Called from a thread of the feed. */
   int32_t (*start)(void* context, int32_t worker, const char* link, int64_t* pid, char* message,
                    size_t message_size);
   /* Called after the end of such a process; sets *status as waitpid does. NULL: the feed calls waitid. */
@@ -67,11 +68,12 @@ typedef struct tenon_generator {
   void (*leave)(void* context, int32_t worker);
 } tenon_generator;
 
-/* The interface of a worker process, for processes that the start function of a generator has started. Must
- * be used by one thread. */
+/* The interface of a worker, for processes and threads that the start function of a generator has started.
+ * Must be used by one thread. */
 typedef struct tenon_worker tenon_worker;
 
-/* Fails with NOT_FOUND (the feed does not exist any more), VALUE (not a valid link). */
+/* Fails with NOT_FOUND (the feed does not exist any more; a thread has joined with this link), VALUE (not a
+ * valid link). */
 TENON_API tenon_status tenon_worker_join(const char* link, tenon_worker** out, tenon_error* error);
 /* Waits for the next request, at most timeout_ns (< 0: no limit). The request is valid until it is
  * answered. Fails with TIMEOUT, CLOSED (the feed is closed, or its process has ended). */
@@ -94,7 +96,10 @@ enum tenon_generator_flags {
   TENON_IS_INDEXED = 1 << 8,
   /* fill writes and restores states, as tenon/request.h says. Each worker has a state of its own, so worker
    * number i fills every batch whose turn is i: see TENON_ROUND_ROBIN. */
-  TENON_HAS_STATE = 1 << 9
+  TENON_HAS_STATE = 1 << 9,
+  /* start starts threads of this process: *pid is always 0. The threads take their batches themselves: the
+   * feed has neither threads nor a memory file for them, whether TENON_PROCESSES is set or not. */
+  TENON_STARTS_THREADS = 1 << 10
 };
 
 /* A constant for tenon_function_bind: an array for a pointer parameter, a number for other parameters. */

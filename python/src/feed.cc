@@ -173,7 +173,7 @@ Generator generator_from(const nb::object& source, const NamedSchema& named, con
     return open_plugin(nb::cast<const NativePlugin&>(source), schema, options.seed);
   }
   if (options.workers == 0) return inline_generator_of(source, named, name, has_state);
-  return generator_of(source, name, prepares, has_state);
+  return generator_of(source, name, prepares, has_state, options.has_processes);
 }
 
 class NativeFeed {

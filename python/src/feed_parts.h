@@ -19,7 +19,9 @@ struct NamedSchema {
 };
 
 // A generator whose workers a Python object starts: see tenon.worker.Workers.
-Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state);
+// has_processes: these are processes, and else threads.
+Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state,
+                       bool has_processes);
 // One whose fills a Python object runs in the consumer's thread.
 Generator inline_generator_of(const nb::object& object, const NamedSchema& schema, const std::string& name,
                               bool has_state);

@@ -268,9 +268,11 @@ tenon_generator with_hooks(Hooks hooks, bool has_state) {
 
 }  // namespace
 
-Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state) {
+Generator generator_of(const nb::object& object, const std::string& name, bool prepares, bool has_state,
+                       bool has_processes) {
   tenon_generator generator = with_hooks(Hooks{object, name, {}}, has_state);
   generator.flags |= TENON_THREADSAFE;
+  if (!has_processes) generator.flags |= TENON_STARTS_THREADS;
   generator.fill = fill_nothing;
   generator.start = start_worker;
   generator.reap = reap_worker;

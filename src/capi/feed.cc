@@ -89,7 +89,8 @@ tenon_status tenon_feed_create(const tenon_generator* generator, tenon_schema* s
     not_null(out, "out");
     check_struct_size(generator->struct_size, sizeof(tenon_generator), "tenon_generator");
     check_struct_size(options->struct_size, offsetof(tenon_feed_options, rank), "tenon_feed_options");
-    check_flags(generator->flags, uint32_t{TENON_THREADSAFE} | TENON_IS_INDEXED | TENON_HAS_STATE,
+    check_flags(generator->flags,
+                uint32_t{TENON_THREADSAFE} | TENON_IS_INDEXED | TENON_HAS_STATE | TENON_STARTS_THREADS,
                 "tenon_feed_create");
     check_flags(options->flags,
                 TENON_PROCESSES | TENON_ROUND_ROBIN | TENON_SHARED_SLOTS | TENON_SPARSE_SLOTS | TENON_SHUFFLE,

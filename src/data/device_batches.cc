@@ -27,7 +27,7 @@ Ref<Slots> slots_on(tenon_device device, const Schema& schema, int32_t count) {
 
 // A free slot, waited for until the deadline; null: there is none.
 Ref<Storage> take_storage(Slots& slots, const Deadline& deadline) {
-  const int32_t slot = slots.take_for(std::max<int64_t>(deadline.left_ns(), 0));
+  const int32_t slot = slots.take(Slots::kConsumer, deadline);
   return slot < 0 ? Ref<Storage>() : slots.lend_storage(slot);
 }
 

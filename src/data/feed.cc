@@ -82,6 +82,7 @@ struct LentSlot {
 std::vector<LentSlot> held_slots(const Slots& slots, const std::vector<TicketRing::SlotUse>& uses) {
   std::vector<LentSlot> held;
   for (int32_t slot = 0; slot < slots.made(); ++slot) {
+    if (uses[static_cast<size_t>(slot)].is_filling) continue;  // a generator may have arrays of it
     const Ref<Storage> storage = Storage::find(slots.data(slot), 1, Access::kWrite);
     if (storage) held.push_back({uses[static_cast<size_t>(slot)], storage->region().views()});
   }
@@ -133,8 +134,14 @@ Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_fee
       schema_(std::move(schema)),
       workers_(Workers::make(generator, schema_, options)),
       threads_(std::make_unique<std::vector<std::thread>>()) {
-  if (workers_->processes() != nullptr) workers_->processes()->start();
-  start_workers();
+  try {
+    workers_->start();
+    start_workers();
+  } catch (...) {
+    workers_->dismiss();
+    for (std::thread& thread : *threads_) thread.join();
+    throw;
+  }
   workers_->take_over_generator();
 }
 
@@ -142,15 +149,13 @@ void Feed::start_workers() {
   const int32_t count = workers_->count();
   threads_->reserve(static_cast<size_t>(workers_->loops()));
   const BlockedSignals blocked;
-  workers_->expect(count);
-  if (workers_->is_inline()) return;
-  try {
-    for (int32_t worker = 0; worker < count; ++worker) threads_->emplace_back(work, workers_, worker);
-  } catch (const std::exception& e) {  // of the system, or std::bad_alloc
-    workers_->dismiss();
-    for (std::thread& thread : *threads_) thread.join();
-    throw_error(Code::kSystem, "feed: cannot start worker ", threads_->size() + 1, " of ", count, ": ",
-                e.what());
+  for (int32_t worker = 0; !workers_->is_inline() && worker < count; ++worker) {
+    if (!workers_->needs_thread(worker)) continue;
+    try {
+      threads_->emplace_back(work, workers_, worker);
+    } catch (const std::exception& e) {  // of the system, or std::bad_alloc
+      throw_error(Code::kSystem, "feed: cannot start worker ", worker + 1, " of ", count, ": ", e.what());
+    }
   }
 }
 
@@ -231,7 +236,7 @@ void Feed::help_starved() {
 // False: no thread hangs, or the feed is being closed.
 bool Feed::give_up_hung() {
   const std::unique_lock lock(closing_, std::try_to_lock);
-  if (!lock || threads_->empty()) return false;
+  if (!lock || workers_->is_dismissed()) return false;
   return workers_->give_up_hung([this](int32_t abandoned, int32_t other) {
     std::vector<std::thread>& threads = *threads_;
     threads[static_cast<size_t>(abandoned)].detach();
@@ -247,7 +252,9 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
   const auto look = [&](int64_t ns) {
     return item != nullptr ? workers_->queue().next(ns, *item) : workers_->queue().peek(ns);
   };
-  const bool watches_fill = options_.fill_timeout_ns > 0 && !workers_->has_processes();
+  const bool watches_fill = options_.fill_timeout_ns > 0 && workers_->processes() == nullptr;
+  // To start a thread, the generator may need what a caller holds that does not wait, such as the GIL.
+  const bool may_replace = timeout_ns != 0 || !workers_->are_started();
   const Deadline deadline(timeout_ns);
   while (true) {
     const bool runs_ops = !Engine::instance().has_own_threads();
@@ -280,7 +287,7 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
     }
     outcome = look(step);
     if (outcome != TicketRing::NextBatch::kLate) return true;
-    if (watches_fill && give_up_hung()) continue;
+    if (watches_fill && may_replace && give_up_hung()) continue;
     if (timeout_ns == 0 || deadline.has_passed()) return false;
   }
 }
@@ -460,9 +467,9 @@ void Feed::close(int64_t timeout_ns) {
   }
   if (workers_->is_inline() && !workers_->is_called_by_worker()) workers_->leave_inline(timeout_ns);
   // On a busy machine, threads that have nothing to do may need longer than the caller would wait for a fill.
-  const bool have_left =
-      !workers_->is_called_by_worker() && (workers_->wait_until_left(timeout_ns) ||
-                                           (!workers_->is_busy() && workers_->wait_until_left(kLeaveNs)));
+  const bool may_wait = workers_->are_started() || !workers_->is_called_by_worker();
+  const bool have_left = may_wait && (workers_->wait_until_left(timeout_ns) ||
+                                      (!workers_->is_busy() && workers_->wait_until_left(kLeaveNs)));
   for (size_t i = 0; i < threads_->size(); ++i) {
     std::thread& thread = (*threads_)[i];
     if (!thread.joinable()) continue;

@@ -33,4 +33,11 @@ inline std::string failed_text(int32_t code, const char* message) {
   return code == -1 && message[0] != '\0' ? "failed" : concat("returned ", code);
 }
 
+// Of a start function; the code of an exception is -1, with a text.
+inline std::string start_failure_text(int32_t worker, bool has_ended, int32_t code, const char* text) {
+  const bool has_text = text[0] != '\0';
+  return concat("worker ", worker, has_ended ? " has ended, and is not started again" : " cannot be started",
+                code == -1 && has_text ? "" : concat(" (code ", code, ")"), has_text ? ": " : "", text);
+}
+
 }  // namespace tenon::impl

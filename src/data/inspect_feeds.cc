@@ -47,12 +47,11 @@ FeedReport::WorkerReport worker_in(const RequestRing& ring) {
   worker.asked = ring.asked.load(std::memory_order_relaxed);
   worker.answered = ring.answered.load(std::memory_order_relaxed);
   if (worker.answered != 0) worker.last_fill_ns = ring.answers[(worker.answered - 1) % kRingEntries].fill_ns;
-  const bool is_abandoned = ring.is_abandoned.load(std::memory_order_relaxed) != 0;
-  if (ring.is_over.load(std::memory_order_relaxed) != 0 && !is_abandoned) {
+  if (ring.is_over.load(std::memory_order_relaxed) != 0) {
     worker.state = "over";
-  } else if (worker.asked != worker.answered || is_abandoned) {
+  } else if (worker.asked != worker.answered) {
     const Ticket& request = ring.requests[worker.answered % kRingEntries];
-    worker.state = is_abandoned ? "abandoned" : "busy";
+    worker.state = "busy";
     worker.epoch = request.epoch;
     worker.index = request.index;
   } else {
@@ -75,10 +74,8 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   for (int32_t i = 0; i < head.rings; ++i) {
     RequestRing ring{};
     memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof ring, &ring, sizeof ring);
-    const int32_t number = ring.worker.load(std::memory_order_relaxed);
-    if (number < 0) continue;
     workers.push_back(worker_in(ring));
-    workers.back().number = number;
+    workers.back().number = i;
     is_over &= ring.is_over.load(std::memory_order_relaxed) != 0;
   }
   feed->is_over = is_over;  // not before all has been read

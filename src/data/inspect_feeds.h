@@ -2,8 +2,8 @@
 //
 // The memory files of feeds in all processes of this user, as an observer sees them. The observer reads with
 // pread: it maps nothing, joins nothing, takes no lock and does not wait. So the numbers may be from
-// different moments, and each number is checked before it is used. Feeds with worker processes and feeds with
-// Python generators have such a file; feeds with native generators on threads have none.
+// different moments, and each number is checked before it is used. Feeds with worker processes have such a
+// file; feeds with threads have none.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace tenon::impl {
 struct FeedReport {
   struct WorkerReport {
     int32_t number = 0;
-    const char* state = "";  // "awake", "asleep", "busy", "abandoned", "over"
+    const char* state = "";  // "awake", "asleep", "busy", "over"
     uint32_t asked = 0, answered = 0;
     std::optional<uint64_t> epoch, index;  // of the batch of a busy worker
     std::optional<uint64_t> last_fill_ns;

@@ -3,8 +3,6 @@
 // What a feed's process and its worker processes write to each other: the control part of a feed's memory
 // file. A head, then a request ring for each worker; behind them the slots.
 //
-// There are more rings than workers: a thread that is abandoned keeps its ring, and the worker gets another.
-//
 // A ring holds two requests, so that a worker has the next one when it ends one. The feed writes requests and
 // their count, the worker answers and theirs. A side that waits polls for a while, announces that it sleeps,
 // and sleeps on the count of the other side.
@@ -22,7 +20,7 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 8;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 9;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
 inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
@@ -76,15 +74,11 @@ struct RequestRing {
   alignas(64) std::atomic<uint32_t> asked;  // requests so far; the worker sleeps on it
   std::atomic<uint32_t> is_feed_asleep;
   std::atomic<uint32_t> is_over;
-  std::atomic<int32_t> worker;         // that uses it; -1: none
-  std::atomic<uint32_t> is_abandoned;  // the worker has another one
   Ticket requests[kRingEntries];
   // Written by the worker; by the feed too when the worker has ended.
   alignas(64) std::atomic<uint32_t> changes;  // answers and ends of the worker; the feed sleeps on it
   std::atomic<uint32_t> answered;             // requests so far
   std::atomic<uint32_t> is_worker_asleep;
-  std::atomic<uint32_t> has_left;  // the worker reads no more requests
-  std::atomic<uint32_t> thread;    // of the worker, as the kernel numbers it
   RingAnswer answers[kRingEntries];
 };
 

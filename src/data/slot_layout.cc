@@ -36,6 +36,15 @@ SlotLayout SlotLayout::of(const Schema& schema, uint64_t attachment_nbytes, uint
   return layout;
 }
 
+void throw_no_request(uint64_t nbytes) {
+  throw_error(Code::kValue, "no memory can be taken for ", nbytes, " bytes: there is no request");
+}
+
+void throw_too_large(uint64_t nbytes, uint64_t most) {
+  throw_error(Code::kValue, "no memory can be taken for ", nbytes, " bytes: the fields of a slot have ",
+              most);
+}
+
 const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema,
                                     std::byte* slot) noexcept {
   const int64_t* const shapes = layout.shapes(slot);

@@ -80,6 +80,25 @@ void map_slot(const SlotLayout& layout, std::byte* slot, bool is_from_end, Stop 
   }
 }
 
+// Failures of Worker::commit, with kValue.
+[[noreturn]] void throw_no_request(uint64_t nbytes);
+[[noreturn]] void throw_too_large(uint64_t nbytes, uint64_t most);
+
+// The first bytes of the fields of a slot are going to be written: calls take(at, nbytes) for those of a
+// sparse slot that have no memory yet. Fails with kValue (the fields have fewer), and as take.
+template <class Take>
+void commit_fields(const SlotLayout& layout, std::byte* slot, bool is_sparse, uint64_t nbytes, Take take) {
+  constexpr uint64_t kStep = 64 << 10, kMoreFraction = 8;
+  if (nbytes > layout.shapes_at) throw_too_large(nbytes, layout.shapes_at);
+  uint64_t& committed = layout.committed(slot);
+  if (!is_sparse || nbytes <= committed) return;
+  // A little more: batches of about one size are not to take memory each time.
+  const uint64_t wanted = std::max(nbytes, committed + committed / kMoreFraction);
+  const uint64_t end = std::min((wanted + kStep - 1) / kStep * kStep, layout.shapes_at);
+  take(committed, end - committed);
+  committed = end;
+}
+
 // After a fill: the first field whose shape is not valid; null if there is none.
 const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept;
 

@@ -194,6 +194,12 @@ void Slots::populate_slot(int32_t slot) {
   if (!populate(data(slot), nbytes)) fail(1, nbytes, std::strerror(errno));
 }
 
+void Slots::commit(int32_t slot, uint64_t at, uint64_t nbytes) {
+  const std::string what = concat("a batch of ", at + nbytes, " bytes");
+  file_ ? os::commit(file_, file_offset(slot) + at, nbytes, what) : os::check_room(nbytes, what);
+  os::populate(data(slot) + at, nbytes, true);
+}
+
 // Requires growing_.
 int32_t Slots::make_slot() {
   const int32_t slot = made();
@@ -255,18 +261,10 @@ int32_t Slots::try_take(uint32_t holder) noexcept {
   return kNone;
 }
 
-int32_t Slots::take(uint32_t holder) noexcept {
+int32_t Slots::take(uint32_t holder, const Deadline& deadline) noexcept {
   int32_t slot = try_take(holder);
-  if (slot == kNone) {
-    (void)head_->room.sleep(Deadline(-1), [&] { return (slot = try_take(holder)) != kNone; });
-  }
-  return slot;
-}
-
-int32_t Slots::take_for(int64_t timeout_ns) noexcept {
-  int32_t slot = try_take();
-  if (slot == kNone && timeout_ns > 0) {
-    (void)head_->room.sleep(Deadline(timeout_ns), [&] { return (slot = try_take()) != kNone; });
+  if (slot == kNone && !deadline.leaves_no_time()) {
+    (void)head_->room.sleep(deadline, [&] { return (slot = try_take(holder)) != kNone; });
   }
   return slot;
 }

@@ -15,6 +15,7 @@
 #include <new>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/event.h"
 #include "base/os.h"
 #include "base/ref.h"
@@ -89,19 +90,18 @@ class Slots {
   static constexpr uint32_t kConsumer = 0, kNobody = 1, kFirstLoop = kParticipants;
   static constexpr int32_t kMostLoops = 4096 - kFirstLoop;
 
-  // A free slot, if possible the one that was given last; waits for one. kOver after wake().
-  int32_t take(uint32_t holder = kConsumer) noexcept;
-  // The same without waiting: also kNone.
+  // A free slot, if possible the one that was given last; waits for one. kNone: there was none in this time.
+  // kOver after wake().
+  int32_t take(uint32_t holder = kConsumer, const Deadline& deadline = Deadline(-1)) noexcept;
+  // The same without waiting.
   int32_t try_take(uint32_t holder = kConsumer) noexcept;
-  // The same, and waits so long (>= 0).
-  int32_t take_for(int64_t timeout_ns) noexcept;
   // Whether try_take() would find one now.
   bool has_free() noexcept;
   // Waits so long (>= 0) until one is free, or wake() was called.
   void await_free(int64_t timeout_ns) noexcept;
   // Of any slot that is not free.
   void give(int32_t slot) noexcept;
-  // Its words, for the order of what lies in the slots. It has at least as many entries as there may be slots.
+  // Its words, for the order of what lies in the slots. It has an entry for each slot that there may be.
   const SlotTable& table() const noexcept { return table_; }
 
   // Takes the memory of a slot before its first use; later calls do nothing. So the threads that fill take
@@ -112,6 +112,9 @@ class Slots {
   // not use the heap, whose locks a fork holds. Leaves a slot to take_memory() if it is large
   // (os::try_commit) or there is no memory.
   void try_take_memory(int32_t slot) noexcept;
+
+  // Takes memory for a part of a sparse slot, which its holder is going to write. Fails with kNoMemory.
+  void commit(int32_t slot, uint64_t at, uint64_t nbytes);
 
   // A slot that replaces a taken one, which is not given back for a long time. kNone: there are no more.
   // Fails with kNoMemory. give_spare() takes the replaced slot when it comes back, or a spare one that was

@@ -80,12 +80,12 @@ TicketRing::TicketTake TicketRing::look_for_turn(int32_t worker, Round& round,
   return is_its_turn ? TicketTake::kTicket : TicketTake::kNone;
 }
 
-TicketRing::TicketTake TicketRing::await_turn(int32_t worker, bool may_wait) {
+TicketRing::TicketTake TicketRing::await_turn(int32_t worker, const Deadline& deadline) {
   Round round;
   SlotTable::Turn turn;
   TicketTake found = look_for_turn(worker, round, turn);
-  if (found == TicketTake::kNone && may_wait) {
-    (void)work_.sleep(Deadline(-1), [&] {
+  if (found == TicketTake::kNone && !deadline.leaves_no_time()) {
+    (void)work_.sleep(deadline, [&] {
       found = look_for_turn(worker, round, turn);
       return found != TicketTake::kNone;
     });

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/event.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
@@ -84,8 +85,9 @@ class TicketRing {
   // epoch, or for a ticket that was given up, is dropped, and its slot is free.
 
   enum class TicketTake { kTicket, kNone, kStopped };
-  // Whether there is a ticket for this worker; waits until there is, if it may. kStopped: after stop().
-  TicketTake await_turn(int32_t worker, bool may_wait);
+  // Whether there is a ticket for this worker; waits until there is. kNone: there was none in this time.
+  // kStopped: after stop().
+  TicketTake await_turn(int32_t worker, const Deadline& deadline);
   // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
   TicketTake take(int32_t worker, Ticket& ticket);
   void publish(const Ticket& ticket, FillReport report = {}) noexcept;

@@ -54,7 +54,7 @@ struct Bench {
   TicketRing::Delivery item;
 };
 
-TicketRing::TicketTake await_turn(TicketRing& ring) { return ring.await_turn(0, true); }
+TicketRing::TicketTake await_turn(TicketRing& ring) { return ring.await_turn(0, Deadline(-1)); }
 
 TEST(TicketRing, BatchesComeInOrderOfIndexWhateverTheOrderOfFilling) {
   Bench bench(4, 3);
@@ -144,7 +144,7 @@ TEST(TicketRing, AfterAFailureNoLaterTicketIsGiven) {
   std::thread worker([&] {
     Ticket ticket{.slot = bench.slots->try_take()};
     took = bench.ring.take(0, ticket) == TicketRing::TicketTake::kTicket ||
-           bench.ring.await_turn(0, true) != TicketRing::TicketTake::kStopped;
+           bench.ring.await_turn(0, Deadline(-1)) != TicketRing::TicketTake::kStopped;
   });
   bench.ring.stop();
   worker.join();
@@ -211,7 +211,7 @@ TEST(TicketRing, SeveralConsumersShareTheBatches) {
         }
         bench.slots->give(ticket.slot);
         if (taken == TicketRing::TicketTake::kStopped) return;
-        (void)bench.ring.await_turn(worker, true);
+        (void)bench.ring.await_turn(worker, Deadline(-1));
       }
     });
   }
@@ -490,10 +490,10 @@ TEST(TicketRing, ABatchIsTheWorkersWhoseTurnItIs) {
   Bench bench(4, -1, 2);
   bench.ring.seek(0, 1);
   bench.ring.begin();
-  EXPECT_EQ(bench.ring.await_turn(0, false), TicketTake::kNone);
+  EXPECT_EQ(bench.ring.await_turn(0, Deadline(0)), TicketTake::kNone);
   Ticket ticket{.slot = bench.slots->try_take()};
   EXPECT_EQ(bench.ring.take(0, ticket), TicketTake::kNone);
-  std::thread other([&] { EXPECT_EQ(bench.ring.await_turn(0, true), TicketTake::kTicket); });
+  std::thread other([&] { EXPECT_EQ(bench.ring.await_turn(0, Deadline(-1)), TicketTake::kTicket); });
   EXPECT_EQ(bench.ring.take(1, ticket), TicketTake::kTicket);
   other.join();
   EXPECT_EQ(ticket.index, 1u);
@@ -508,7 +508,7 @@ TEST(TicketRing, NothingOfARoundIsDeliveredInAnother) {
   std::vector<std::thread> threads;
   for (int32_t worker = 0; worker < 2; ++worker) {
     threads.emplace_back([&bench, worker] {
-      for (uint32_t n = 0; bench.ring.await_turn(worker, true) == TicketTake::kTicket; ++n) {
+      for (uint32_t n = 0; bench.ring.await_turn(worker, Deadline(-1)) == TicketTake::kTicket; ++n) {
         Ticket ticket{.slot = bench.slots->take(Slots::kFirstLoop + static_cast<uint32_t>(worker))};
         if (ticket.slot < 0) return;
         if (bench.ring.take(worker, ticket) != TicketTake::kTicket) {

@@ -3,7 +3,6 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,12 +12,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "data/slots.h"
+#include "data/thread_worker.h"
 
 namespace tenon::impl {
 namespace {
 
-constexpr uint64_t kCommitStep = 64 << 10;
-constexpr uint64_t kMoreFraction = 8;
 constexpr int64_t kLookNs = 200'000'000;  // between two looks whether the feed's process lives
 
 size_t fields_of(const std::byte* memory) {
@@ -27,13 +25,15 @@ size_t fields_of(const std::byte* memory) {
 
 }  // namespace
 
-std::string WorkerLink::text() const { return concat(feed.pid, ":", feed.start, ":", fd, ":", ring); }
+std::string WorkerLink::text() const {
+  return concat(process.pid, ":", process.start, ":", feed, ":", fd, ":", loop);
+}
 
 WorkerLink WorkerLink::parse(const std::string& text) {
   WorkerLink link;
   int end = 0;
-  if (std::sscanf(text.c_str(), "%" SCNu32 ":%" SCNu64 ":%d:%" SCNd32 "%n", &link.feed.pid, &link.feed.start,
-                  &link.fd, &link.ring, &end) != 4 ||
+  if (std::sscanf(text.c_str(), "%" SCNu32 ":%" SCNu64 ":%" SCNu32 ":%d:%" SCNd32 "%n", &link.process.pid,
+                  &link.process.start, &link.feed, &link.fd, &link.loop, &end) != 5 ||
       static_cast<size_t>(end) != text.size()) {
     throw_error(Code::kValue, "'", text, "' is no link to a feed");
   }
@@ -42,64 +42,62 @@ WorkerLink WorkerLink::parse(const std::string& text) {
 
 std::unique_ptr<Worker> Worker::join(const std::string& text) {
   const WorkerLink link = WorkerLink::parse(text);
-  os::File file;
-  // That of this process is known, also where no descriptor is left to look.
+  // This process is known, also where no descriptor is left to look.
   const os::Process here = os::this_process();
-  const uint64_t start = here.pid == link.feed.pid ? here.start : os::process_of(link.feed.pid).start;
-  if (start == link.feed.start) {
-    file = os::open_memory_of(link.feed.pid, link.fd, kFeedFilePrefix);
+  if (here.pid != link.process.pid) return ProcessWorker::join(link);
+  Ref<Workers> workers = here.start == link.process.start ? Workers::find(link.feed) : Ref<Workers>();
+  FillLoop* const loop = workers ? workers->join(link.loop) : nullptr;
+  if (loop == nullptr) {
+    throw_error(Code::kNotFound, "this process has no feed that worker ", link.loop,
+                " could join: it is closed, or the worker has joined it");
   }
+  return std::make_unique<ThreadWorker>(std::move(workers), *loop);
+}
+
+std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
+  os::File file;
+  if (os::process_of(link.process.pid).start == link.process.start)
+    file = os::open_memory_of(link.process.pid, link.fd, kFeedFilePrefix);
   if (!file) {
-    throw_error(Code::kNotFound, "process ", link.feed.pid, " has no feed that worker ", link.ring,
+    throw_error(Code::kNotFound, "process ", link.process.pid, " has no feed that worker ", link.loop,
                 " could join: it is closed, or its process has ended");
   }
   FeedHead head{};
   const bool is_feed = os::read_at(file, 0, &head, sizeof head) && head.magic == kFeedMagic;
-  if (!is_feed || head.version != kFeedVersion || link.ring < 0 || link.ring >= head.rings) {
-    throw_error(Code::kValue, "process ", link.feed.pid, " runs another version of Tenon, or has no worker ",
-                link.ring);
+  if (!is_feed || head.version != kFeedVersion || link.loop < 0 || link.loop >= head.rings) {
+    throw_error(Code::kValue, "process ", link.process.pid,
+                " runs another version of Tenon, or has no worker ", link.loop);
   }
   std::byte* const memory = os::map(file, 0, head.nbytes, true, 2 << 20);
-  if (static_cast<uint32_t>(getppid()) == link.feed.pid) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto worker = std::make_unique<Worker>(memory, link.ring);
+  if (static_cast<uint32_t>(getppid()) == link.process.pid) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto worker = std::make_unique<ProcessWorker>(memory, link.loop);
   worker->file_ = std::move(file);
   return worker;
 }
 
-Worker::Worker(std::byte* memory, int32_t ring)
+ProcessWorker::ProcessWorker(std::byte* memory, int32_t ring)
     : memory_(memory),
       head_(*reinterpret_cast<const FeedHead*>(memory)),
       ring_(ring_of(memory, fields_of(memory), static_cast<size_t>(ring))),
-      number_(ring_.worker.load(std::memory_order_relaxed)),
+      number_(ring),
       fields_(fields_of(memory)),
       shapes_(fields_of(memory)),
       // What a predecessor was asked, and has not answered, is asked anew.
       done_(ring_.answered.load(std::memory_order_relaxed)),
-      has_pages_((head_.nbytes - head_.slots_at) / head_.layout.slot_nbytes, head_.has_sparse_slots) {
-  ring_.has_left.store(0, std::memory_order_relaxed);
-  ring_.thread.store(0, std::memory_order_relaxed);
-}
+      has_pages_((head_.nbytes - head_.slots_at) / head_.layout.slot_nbytes, head_.has_sparse_slots) {}
 
-Worker::~Worker() {
-  leave();
+ProcessWorker::~ProcessWorker() {
   if (file_) os::unmap(memory_, head_.nbytes);
 }
 
-void Worker::leave() noexcept {
-  if (std::exchange(has_left_, true)) return;
-  // pairs with: WorkerProcesses::has_left, "the worker has left"
-  ring_.has_left.store(1, std::memory_order_release);
-  tell_feed();
-}
-
-size_t Worker::offset_of(int32_t slot) const noexcept {
+size_t ProcessWorker::offset_of(int32_t slot) const noexcept {
   return head_.slots_at + static_cast<size_t>(slot) * head_.layout.slot_nbytes;
 }
 
-bool Worker::is_feed_alive() const noexcept { return !os::has_ended({head_.pid, head_.start}); }
+bool ProcessWorker::is_feed_alive() const noexcept { return !os::has_ended({head_.pid, head_.start}); }
 
 // False: it is late, or over.
-bool Worker::wait_for_request(int64_t timeout_ns) {
+bool ProcessWorker::wait_for_request(int64_t timeout_ns) {
   const auto has_request = [this] {
     // pairs with: WorkerProcesses::ask, "a request"
     return ring_.asked.load(std::memory_order_acquire) != done_ ||
@@ -125,17 +123,14 @@ bool Worker::wait_for_request(int64_t timeout_ns) {
   return has || has_request();
 }
 
-Worker::Received Worker::next(int64_t timeout_ns) {
+Worker::Received ProcessWorker::next(int64_t timeout_ns) {
   if (has_left_) return Received::kOver;
-  if (ring_.thread.load(std::memory_order_relaxed) == 0) {
-    ring_.thread.store(static_cast<uint32_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
-  }
   const Deadline deadline(timeout_ns);
   while (true) {
     if (!wait_for_request(timeout_ns <= 0 ? timeout_ns : std::max<int64_t>(deadline.left_ns(), 0)))
       return Received::kLate;
     if (ring_.is_over.load(std::memory_order_relaxed) != 0) {
-      leave();
+      has_left_ = true;
       return Received::kOver;
     }
     const Ticket& asked = ring_.requests[done_ % kRingEntries];
@@ -163,24 +158,16 @@ Worker::Received Worker::next(int64_t timeout_ns) {
   return Received::kRequest;
 }
 
-void Worker::commit(uint64_t nbytes) {
-  const uint64_t fields_nbytes = head_.layout.shapes_at;
-  if (!has_request_ || nbytes > fields_nbytes) {
-    throw_error(Code::kValue, "no memory can be taken for ", nbytes, " bytes: ",
-                has_request_ ? concat("the fields of a slot have ", fields_nbytes) : "there is no request");
-  }
+void ProcessWorker::commit(uint64_t nbytes) {
+  if (!has_request_) throw_no_request(nbytes);
   const size_t offset = offset_of(ring_.requests[done_ % kRingEntries].slot);
-  uint64_t& committed = head_.layout.committed(memory_ + offset);
-  if (!head_.has_sparse_slots || nbytes <= committed) return;
-  // A little more: batches of about one size are not to take memory each time.
-  const uint64_t wanted = std::max(nbytes, committed + committed / kMoreFraction);
-  const uint64_t end = std::min((wanted + kCommitStep - 1) / kCommitStep * kCommitStep, fields_nbytes);
-  if (file_) os::commit(file_, offset + committed, end - committed, concat("a batch of ", nbytes, " bytes"));
-  os::populate(memory_ + offset + committed, end - committed, true);
-  committed = end;
+  commit_fields(head_.layout, memory_ + offset, head_.has_sparse_slots, nbytes, [&](uint64_t at, uint64_t n) {
+    if (file_) os::commit(file_, offset + at, n, concat("a batch of ", nbytes, " bytes"));
+    os::populate(memory_ + offset + at, n, true);
+  });
 }
 
-void Worker::answer(int32_t code, const char* message) noexcept {
+void ProcessWorker::answer(int32_t code, const char* message) noexcept {
   has_request_ = false;
   const Ticket& asked = ring_.requests[done_ % kRingEntries];
   if (code == TENON_END_OF_EPOCH && (asked.round != ended_.round || asked.place < ended_.place))
@@ -193,10 +180,6 @@ void Worker::answer(int32_t code, const char* message) noexcept {
   answer.message[sizeof answer.message - 1] = '\0';
   // pairs with: WorkerProcesses::has_answer, "an answer"
   ring_.answered.store(++done_, std::memory_order_release);
-  tell_feed();
-}
-
-void Worker::tell_feed() noexcept {
   // pairs with: WorkerProcesses::await, "the feed sleeps"
   ring_.changes.fetch_add(1, std::memory_order_seq_cst);
   // pairs with: WorkerProcesses::await, "the feed sleeps"

@@ -46,7 +46,7 @@ int32_t status_of(const siginfo_t& info) noexcept {
 }
 
 // Fills batches until the feed ends.
-[[noreturn]] void serve(const tenon_generator& generator, Worker& worker, int32_t number) noexcept {
+[[noreturn]] void serve(const tenon_generator& generator, ProcessWorker& worker, int32_t number) noexcept {
   static char message[kMessageSize];
   this_thread.may_end = true;
   try {
@@ -86,20 +86,20 @@ int32_t status_of(const siginfo_t& info) noexcept {
   sigset_t none;
   sigemptyset(&none);
   (void)pthread_sigmask(SIG_SETMASK, &none, nullptr);
-  Worker worker(memory, number);
+  ProcessWorker worker(memory, number);
   serve(generator, worker, number);
 }
 
 }  // namespace
 
 WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema& schema,
-                                 const SlotLayout& layout, Ref<Slots> slots, int32_t workers, int32_t rings)
+                                 const SlotLayout& layout, Ref<Slots> slots, int32_t workers, uint32_t feed)
     : generator_(generator),
       slots_(std::move(slots)),
       layout_(layout),
       fields_(schema.fields().size()),
-      workers_(workers),
-      peers_(static_cast<size_t>(rings)),
+      feed_(feed),
+      peers_(static_cast<size_t>(workers)),
       has_pages_(static_cast<size_t>(slots_->most()), slots_->is_sparse()) {
   auto* const head = new (slots_->control()) FeedHead{};
   const os::Process process = os::this_process();
@@ -107,7 +107,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
   head->pid = process.pid;
   head->start = process.start;
   head->nbytes = os::size_of(slots_->file());
-  head->rings = rings;
+  head->rings = workers;
   head->slots = slots_->count();
   head->fields = static_cast<int32_t>(fields_);
   head->rows = schema.rows();
@@ -117,10 +117,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
   for (size_t i = 0; i < fields_; ++i) {
     head->places[i] = {schema.fields()[i].offset, static_cast<int32_t>(schema.fields()[i].shape.size())};
   }
-  for (int32_t i = 0; i < rings; ++i) {
-    new (&ring(i)) RequestRing{};
-    ring(i).worker = i < workers ? i : -1;
-  }
+  for (int32_t i = 0; i < workers; ++i) new (&ring(i)) RequestRing{};
   head->magic = kFeedMagic;
 }
 
@@ -138,14 +135,13 @@ void WorkerProcesses::start() {
   } catch (const std::system_error& e) {
     throw_error(Code::kSystem, "feed: cannot start the thread that watches the workers: ", e.what());
   }
-  for (int32_t i = 0; i < workers_; ++i) {
+  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
     request_start(i);
     if (i == 0) slots_->try_take_memory(0);  // beside the fork: the first worker fills this slot first
     const std::string failure = await_start(i);
     if (!failure.empty()) throw_error(Code::kOp, failure);
   }
   restarts_ = 0;
-  are_threads_ = is_thread(0);
 }
 
 void WorkerProcesses::start_one(int32_t worker) noexcept {
@@ -161,23 +157,14 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
     } else if (slots_->file().is_lost()) {
       failure = concat("worker ", worker, " cannot be started: ", os::kLostText);
     } else {
-      const std::string link = WorkerLink{os::this_process(), slots_->file().fd(), worker}.text();
+      const std::string link = WorkerLink{os::this_process(), feed_, slots_->file().fd(), worker}.text();
       const int32_t code =
-          generator_.start(generator_.context, ring(worker).worker.load(std::memory_order_relaxed),
-                           link.c_str(), &pid, text, sizeof text);
+          generator_.start(generator_.context, worker, link.c_str(), &pid, text, sizeof text);
       text[sizeof text - 1] = '\0';
-      if (code != 0) {
-        const bool has_text = text[0] != '\0';  // of an exception, if the code is -1
-        failure = concat(
-            "worker ", worker, has_ended ? " has ended, and is not started again" : " cannot be started",
-            code == -1 && has_text ? "" : concat(" (code ", code, ")"), has_text ? ": " : "", text);
-      }
+      if (code != 0) failure = start_failure_text(worker, has_ended, code, text);
     }
     if (failure.empty() && pid == 0) {
-      const std::scoped_lock lock(mutex_);
-      peer.is_thread.store(true, std::memory_order_relaxed);
-      // pairs with: WorkerProcesses::await, "a process that lives"
-      peer.is_alive.store(true, std::memory_order_release);
+      if (has_ended) failure = concat("worker ", worker, " was a process, and is started as a thread");
     } else if (failure.empty()) {
       os::File process = pidfd_open(pid);
       if (!process) {
@@ -322,7 +309,7 @@ void WorkerProcesses::stop(int32_t worker) {
 }
 
 uint32_t WorkerProcesses::answered(int32_t worker) const noexcept {
-  // pairs with: Worker::answer, "an answer"
+  // pairs with: ProcessWorker::answer, "an answer"
   return ring(worker).answered.load(std::memory_order_acquire);
 }
 
@@ -343,7 +330,7 @@ std::string WorkerProcesses::await_start(int32_t worker) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !peer.is_wanted || is_over_; });
   if (peer.is_wanted) return "the feed is closed";
-  if (!is_thread(worker)) restarts_.fetch_add(1, std::memory_order_relaxed);
+  restarts_.fetch_add(1, std::memory_order_relaxed);
   return peer.failure;
 }
 
@@ -352,39 +339,35 @@ void WorkerProcesses::ask(int32_t worker, const Ticket& request) noexcept {
   RingUser& peer = peers_[static_cast<size_t>(worker)];
   ring.requests[peer.asked % kRingEntries] = request;
   ++peer.asked;
-  // pairs with: Worker::wait_for_request, "a request" and "the worker sleeps"
+  // pairs with: ProcessWorker::wait_for_request, "a request" and "the worker sleeps"
   ring.asked.store(peer.asked, std::memory_order_seq_cst);
-  // pairs with: Worker::wait_for_request, "the worker sleeps"
+  // pairs with: ProcessWorker::wait_for_request, "the worker sleeps"
   if (ring.is_worker_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(ring.asked);
 }
 
 bool WorkerProcesses::has_answer(const RingUser& peer, const RequestRing& ring) const noexcept {
-  // pairs with: Worker::answer, "an answer"
+  // pairs with: ProcessWorker::answer, "an answer"
   return ring.answered.load(std::memory_order_acquire) != peer.seen;
 }
 
 bool WorkerProcesses::await(int32_t worker, int32_t slot, int64_t timeout_ns, FillResult& result) {
   RequestRing& ring = this->ring(worker);
   RingUser& peer = peers_[static_cast<size_t>(worker)];
-  const auto has_ended = [&] {
-    // A process that leaves ends next, and its exit code tells more.
-    return is_thread(worker) && has_left(worker);
-  };
   const auto is_settled = [&] {
     // pairs with: WorkerProcesses::note_end, "a process that lives"
-    return has_answer(peer, ring) || !peer.is_alive.load(std::memory_order_acquire) || has_ended() ||
+    return has_answer(peer, ring) || !peer.is_alive.load(std::memory_order_acquire) ||
            is_over_.load(std::memory_order_relaxed);
   };
   const int64_t began = now_ns();
-  Deadline deadline(timeout_ns > 0 && !is_thread(worker) ? timeout_ns : -1);
+  Deadline deadline(timeout_ns > 0 ? timeout_ns : -1);
   if (!std::exchange(has_pages_[static_cast<size_t>(slot)], true))
     map_slot(layout_, slots_->data(slot), true, is_settled);
   bool has_hung = false;
   if (!is_settled() && !SpinBudget::poll(peer.short_wait.budget_ns(), is_settled)) {
     while (true) {
-      // pairs with: Worker::answer, "the feed sleeps"
+      // pairs with: ProcessWorker::answer, "the feed sleeps"
       ring.is_feed_asleep.store(1, std::memory_order_seq_cst);
-      // pairs with: Worker::answer, "the feed sleeps"
+      // pairs with: ProcessWorker::answer, "the feed sleeps"
       const uint32_t seen = ring.changes.load(std::memory_order_seq_cst);
       if (is_settled()) break;
       if (deadline.has_passed()) {
@@ -414,10 +397,6 @@ bool WorkerProcesses::await(int32_t worker, int32_t slot, int64_t timeout_ns, Fi
   ++peer.seen;
   ring.answered.store(peer.seen, std::memory_order_relaxed);  // no other process writes it now
   result.code = -1;
-  if (has_ended()) {
-    result.message = concat("the thread of worker ", worker, " has ended: make the feed anew");
-    return true;
-  }
   describe_end(peer, result);
   if (has_hung) {
     result.kind = TENON_HUNG;
@@ -444,39 +423,6 @@ void WorkerProcesses::describe_end(const RingUser& peer, FillResult& result) {
   }
 }
 
-bool WorkerProcesses::has_left(int32_t ring) const noexcept {
-  // pairs with: Worker::leave, "the worker has left"
-  return this->ring(ring).has_left.load(std::memory_order_acquire) != 0;
-}
-
-void WorkerProcesses::renew(int32_t ring, int32_t worker) noexcept {
-  RingUser& peer = peers_[static_cast<size_t>(ring)];
-  peer.is_alive.store(false, std::memory_order_relaxed);
-  peer.is_thread.store(false, std::memory_order_relaxed);
-  peer.asked = peer.seen = 0;
-  new (&this->ring(ring)) RequestRing{};
-  this->ring(ring).worker.store(worker, std::memory_order_relaxed);
-}
-
-void WorkerProcesses::abandon(int32_t ring) noexcept {
-  this->ring(ring).is_abandoned.store(1, std::memory_order_relaxed);
-  dismiss_one(ring);
-}
-
-bool WorkerProcesses::await_left(int32_t ring) noexcept {
-  RequestRing& r = this->ring(ring);
-  // pairs with: Worker::tell_feed, "the feed sleeps"
-  r.is_feed_asleep.store(1, std::memory_order_seq_cst);
-  while (true) {
-    // pairs with: Worker::tell_feed, "the feed sleeps"
-    const uint32_t seen = r.changes.load(std::memory_order_seq_cst);
-    if (has_left(ring)) return true;
-    if (is_over_.load(std::memory_order_relaxed)) return false;
-    const os::Sleep sleep{&r.changes, seen};
-    os::sleep_on(&sleep, 1, kSecond);
-  }
-}
-
 int64_t WorkerProcesses::pid(int32_t worker) const noexcept {
   const RingUser& peer = peers_[static_cast<size_t>(worker)];
   return peer.is_alive.load(std::memory_order_relaxed) ? peer.pid.load(std::memory_order_relaxed) : 0;
@@ -490,19 +436,17 @@ void WorkerProcesses::dismiss() noexcept {
     changed_.notify_all();
     if (wake_) os::signal_event(wake_);
   }
-  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) dismiss_one(i);
-}
-
-void WorkerProcesses::dismiss_one(int32_t ring) noexcept {
-  RequestRing& r = this->ring(ring);
-  r.is_over.store(1, std::memory_order_relaxed);
-  // Not a request: a worker that sees it move first looks whether it is over.
-  // pairs with: Worker::wait_for_request, "the worker sleeps"
-  r.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
-  os::wake_all(r.asked);
-  // pairs with: WorkerProcesses::await, "the feed sleeps"
-  r.changes.fetch_add(1, std::memory_order_seq_cst);
-  os::wake_all(r.changes);
+  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
+    RequestRing& r = this->ring(i);
+    r.is_over.store(1, std::memory_order_relaxed);
+    // Not a request: a worker that sees it move first looks whether it is over.
+    // pairs with: ProcessWorker::wait_for_request, "the worker sleeps"
+    r.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
+    os::wake_all(r.asked);
+    // pairs with: WorkerProcesses::await, "the feed sleeps"
+    r.changes.fetch_add(1, std::memory_order_seq_cst);
+    os::wake_all(r.changes);
+  }
 }
 
 bool WorkerProcesses::end(int64_t timeout_ns) {

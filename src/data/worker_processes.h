@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The worker processes of a feed, seen from the feed's process: they are started, asked, watched and ended
-// here. data/worker.h is the worker's side. Workers that a generator starts as threads are asked in the same
-// way. They are numbered by their rings: worker i begins with ring i; an abandoned thread keeps its ring.
+// here. data/worker.h is the worker's side.
 //
 // One thread starts all of them and learns of their ends. It lives as long as the feed, so that the kernel
 // can be told to kill the workers with their parent (which it takes to be the thread that started them).
@@ -20,34 +19,22 @@
 #include "base/os.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
+#include "data/fill_loop.h"
 #include "data/request_ring.h"
 #include "data/slots.h"
-#include "data/ticket_ring.h"
 #include "ipc/schema.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
 
-// How the fill of a batch went.
-struct FillResult {
-  int32_t code = 0;
-  int32_t kind = TENON_FAILED;  // with a code other than 0
-  int64_t pid = 0;
-  int32_t exit_signal = 0;
-  int32_t exit_code = -1;
-  uint64_t fill_ns = 0;
-  int64_t began_ns = 0;  // of now_ns()
-  std::string message;
-  FillReport report;
-};
-
 // Threads: ask(), await(), stop() and start() of one worker belong to one thread at a time; everything else
 // may be called by any.
 class WorkerProcesses {
  public:
-  // The generator's functions are called as long as this lives. Starts nothing.
+  // The generator's functions are called as long as this lives. Starts nothing. feed: its number in this
+  // process.
   WorkerProcesses(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
-                  Ref<Slots> slots, int32_t workers, int32_t rings);
+                  Ref<Slots> slots, int32_t workers, uint32_t feed);
   // Kills those that have not left.
   ~WorkerProcesses();
   WorkerProcesses(const WorkerProcesses&) = delete;
@@ -62,35 +49,19 @@ class WorkerProcesses {
   // process that takes longer is killed. False: the feed ends. slot: of this request; on its first use, it is
   // mapped here while the worker maps it.
   bool await(int32_t worker, int32_t slot, int64_t timeout_ns, FillResult& result);
-  // For a process, not a thread: kills the worker if it lives, and waits for its end: from then on it writes
-  // nothing.
+  // Kills the worker if it lives, and waits for its end: from then on it writes nothing.
   void stop(int32_t worker);
   // How many requests the worker has answered.
   uint32_t answered(int32_t worker) const noexcept;
   // Starts it, where none runs: it is asked again what is open. Empty, or why it could not be started.
   std::string start(int32_t worker);
 
-  int64_t pid(int32_t worker) const noexcept;  // 0: none runs, or a thread
-  // The workers are no processes, and cannot be killed. Valid after start().
-  bool are_threads() const noexcept { return are_threads_; }
-  // It is no process, and cannot be killed.
-  bool is_thread(int32_t worker) const noexcept {
-    return peers_[static_cast<size_t>(worker)].is_thread.load(std::memory_order_relaxed);
+  int64_t pid(int32_t worker) const noexcept;  // 0: none runs
+  // Valid after start(). False: the generator has started a thread of this process in its place.
+  bool has_process(int32_t worker) const noexcept {
+    return peers_[static_cast<size_t>(worker)].pid.load(std::memory_order_relaxed) != 0;
   }
   uint64_t restarts() const noexcept { return restarts_.load(std::memory_order_relaxed); }
-
-  // Another ring for a worker whose thread is abandoned.
-  void renew(int32_t ring, int32_t worker) noexcept;
-  // Tells an abandoned thread to leave as soon as it returns.
-  void abandon(int32_t ring) noexcept;
-  // Waits until it has left. False: the feed ends.
-  bool await_left(int32_t ring) noexcept;
-  // No worker uses it from now on.
-  void free(int32_t ring) noexcept { this->ring(ring).worker.store(-1, std::memory_order_relaxed); }
-  // As the kernel numbers it; 0: not known.
-  uint32_t thread(int32_t ring) const noexcept {
-    return this->ring(ring).thread.load(std::memory_order_relaxed);
-  }
 
   // Tells all to leave, and wakes the threads that wait here.
   void dismiss() noexcept;
@@ -101,7 +72,6 @@ class WorkerProcesses {
   struct RingUser {
     std::atomic<int64_t> pid{0};
     std::atomic<bool> is_alive{false};
-    std::atomic<bool> is_thread{false};
     // Guarded by mutex_.
     os::File process;    // a pidfd of the process that is watched; empty: there is none
     uint64_t start = 0;  // of that process
@@ -114,8 +84,6 @@ class WorkerProcesses {
   };
 
   void run() noexcept;
-  void dismiss_one(int32_t ring) noexcept;
-  bool has_left(int32_t ring) const noexcept;
   void request_start(int32_t worker);
   std::string await_start(int32_t worker);
   void start_one(int32_t worker) noexcept;
@@ -132,9 +100,8 @@ class WorkerProcesses {
   const Ref<Slots> slots_;
   const SlotLayout layout_;
   const size_t fields_;
-  const int32_t workers_;
-  bool are_threads_ = false;     // constant after start()
-  std::vector<RingUser> peers_;  // by ring
+  const uint32_t feed_;
+  std::vector<RingUser> peers_;  // by worker
   std::vector<char> has_pages_;  // by slot, of the thread that awaits it: map_slot() has run in this process
   std::atomic<uint64_t> restarts_{0};
   std::atomic<bool> is_over_{false};  // moves under mutex_

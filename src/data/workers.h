@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workers of a feed: the loop that the thread of each worker runs, and what it needs. The thread fills
-// batches itself, or asks a worker process. Feed has the threads, WorkerProcesses the processes.
+// The workers of a feed: what the thread of each worker runs. The thread fills batches itself, or asks a
+// worker process. A thread is one of the feed, or one that the generator has started (ThreadWorker).
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -15,9 +14,9 @@
 #include <vector>
 
 #include "base/ref.h"
-#include "base/spin_budget.h"
 #include "base/timed_mutex.h"
 #include "base/trace.h"
+#include "data/fill_loop.h"
 #include "data/fill_times.h"
 #include "data/reports.h"
 #include "data/skips.h"
@@ -36,14 +35,15 @@ inline constexpr int32_t kMostAbandoned = 8;
 // behind with all that it uses. The last worker to leave drops the generator.
 //
 // A fill loop is what one thread runs. Worker i begins in loop i. If a fill takes longer than
-// fill_timeout_ns, its loop is abandoned and the worker continues in another one, with the batches of the
-// first one in spare slots. The thread of the abandoned loop keeps its slots until it returns. Then its
-// results are dropped, and it ends.
+// fill_timeout_ns, its loop is abandoned and the worker continues in another one, with the batch of the first
+// one in a spare slot. The thread of the abandoned loop keeps its slot until it returns. Then its result is
+// dropped, and it ends.
 //
 // If fill or prepare ends its thread, the batch fails, and another thread continues in the same loop with the
-// reference of the ended one.
+// reference of the ended one. If a thread that the generator has started ends, a thread of the feed continues
+// in its loop, and lets each of its batches fail.
 //
-// Threads: work(loop) is run by one thread; everything else may be called by any.
+// Threads: a loop is used by its thread; everything else may be called by any.
 class Workers {
  public:
   // The generator stays the caller's until take_over_generator(). options are checked.
@@ -56,9 +56,7 @@ class Workers {
   TicketRing& queue() noexcept { return queue_; }
   const std::string& generator_name() const noexcept { return name_; }
   // Null: the workers are threads.
-  WorkerProcesses* processes() noexcept { return processes_ ? &*processes_ : nullptr; }
-  // Workers can be killed.
-  bool has_processes() const noexcept { return processes_ && !processes_->are_threads(); }
+  WorkerProcesses* processes() noexcept { return processes_ && !are_started_ ? &*processes_ : nullptr; }
   const SlotLayout& layout() const noexcept { return layout_; }
   bool has_state() const noexcept { return (generator_.flags & TENON_HAS_STATE) != 0; }
   // Sets the numbers that are counted here.
@@ -66,12 +64,32 @@ class Workers {
   // Of one worker.
   const FillTimes& times(int32_t worker) const noexcept { return times_[static_cast<size_t>(worker)]; }
 
+  // Starts the processes and the threads that others run. Fails with kSystem, and with kOp as the generator's
+  // start fails; then dismiss() must be called.
+  void start();
+  // Whether a thread of the feed runs the loop: work().
+  bool needs_thread(int32_t loop) noexcept;
   // What the thread of a loop does until dismiss(), or until it is abandoned.
   void work(int32_t loop) noexcept;
+
+  // For threads that the generator starts: ThreadWorker.
+
+  // Null: there is none in this process, or it is closed.
+  static Ref<Workers> find(uint32_t number) noexcept;
+  // Null: its thread has joined, or none is to join.
+  FillLoop* join(int32_t loop) noexcept;
+  enum class JobTake { kJob, kNone, kOver };
+  // The next fill of the loop. kNone: there was none in this time. kOver: the thread has left.
+  JobTake next_fill(FillLoop& loop, const Deadline& deadline, tenon_fill_request& request) noexcept;
+  // Takes memory for the first bytes of a sparse slot, that of the fill. Fails with kValue, kNoMemory.
+  void commit(FillLoop& loop, uint64_t nbytes);
+  // The fill has ended. False: it took too long, and the thread has left.
+  bool answer(FillLoop& loop, FillResult& result, const char* message) noexcept;
+  // The thread leaves, in its fill or between two, before next_fill() has returned kOver.
+  void end_thread(FillLoop& loop) noexcept;
+
   // After wait_until_left(): the first thread of this loop sleeps for ever.
   bool has_replaced(int32_t loop) const noexcept { return loops_[static_cast<size_t>(loop)].is_replaced; }
-  // The number of threads that will run work(), before the first of them starts.
-  void expect(int32_t count) noexcept { running_ = count; }
   void take_over_generator() noexcept;
 
   // Gives up the fills of threads that have taken longer than fill_timeout_ns, and abandons these threads.
@@ -92,12 +110,19 @@ class Workers {
 
   // Ends all waiting; workers leave when their generator returns.
   void dismiss() noexcept;
+  bool is_dismissed() noexcept {
+    const std::scoped_lock lock(mutex_);
+    return is_dismissed_;
+  }
   // Whether a call of the generator has not returned that no one can end.
   bool is_busy();
-  // True when all workers have left and the generator is dropped.
+  // True when all workers have left and the generator is dropped, or only threads are left that the generator
+  // has started: who has started them joins them.
   bool wait_until_left(int64_t timeout_ns);
-  // The caller is one of these workers.
-  bool is_called_by_worker() const noexcept;
+  // The generator, in this thread, is the caller.
+  bool is_called_by_worker() const noexcept { return working_for_ == this; }
+  // The workers are threads that the generator has started. Constant after start().
+  bool are_started() const noexcept { return are_started_; }
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
@@ -105,73 +130,64 @@ class Workers {
   }
 
  private:
-  // A batch that is being filled.
-  struct Job : Ticket {
-    int32_t retries = 0;
-    std::vector<std::byte> attachment;  // from before the fill
-    std::optional<StateRef> restored;   // the state with which it is filled; none: as the worker is
-
-    // Requires that none is restored yet.
-    void restore(StateRef state) noexcept {
-      flags |= state ? TENON_RESTORE_STATE : TENON_RESTORE_START;
-      restore_nbytes = state ? state->size() : 0;
-      restored = std::move(state);
-    }
-  };
-  enum class JobTake { kJob, kNone, kOver };
   // The state of a worker's generator. Used by its thread only.
   struct KnownState {
     StateRef last;         // after its last fill
     bool is_lost = false;  // the generator has another state: its process is new, or a fill left none
   };
 
-  // In place of the time when a fill began.
-  static constexpr int64_t kIdle = 0, kAbandoned = -1, kFree = -2;
-  struct FillLoop {
-    int32_t number = 0;
-    // Of the thread that runs it; of the one that abandons it from then on.
-    int32_t worker = 0;
-    std::array<Job, kRingEntries> jobs;  // in order of the requests: number n lies at n % kRingEntries
-    uint32_t begun = 0, settled = 0;
-    bool is_second = false;     // it continues an abandoned one, and has no thread yet
-    bool is_replaced = false;   // its first thread has ended
-    bool has_ended = false;     // the fill that was begun first has, without a result: so has its thread
-    std::vector<void*> fields;  // addresses for the request
-    std::vector<int64_t*> shapes;
-    // Shared. Of the fill for which the thread waits. The thread ends it, or another one abandons the loop.
-    std::atomic<int64_t> since_ns{kFree};
-    std::atomic<uint32_t> thread{0};
-  };
-
   Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
+  ~Workers();
 
-  [[noreturn, gnu::cold]] void go_on_elsewhere(FillLoop& loop) noexcept;
+  // The two halves of what the thread of a loop does; between them it runs the generator.
+  // begin: loop.job() is to be filled then. kOver: after dismiss().
+  JobTake begin(FillLoop& loop, const Deadline& deadline);
+  // end: the batch is settled, or begin() returns it again. False: the loop was abandoned, and is another
+  // thread's.
+  bool end(FillLoop& loop, const FillResult& result);
+  void drop_jobs(FillLoop& loop) noexcept;
   void fill_batches(FillLoop& loop);
-  void begin_fill(FillLoop& loop, Job& job) noexcept;
-  bool end_fill(FillLoop& loop, const Job& job, FillResult& result);
+  [[noreturn, gnu::cold]] void go_on_elsewhere(FillLoop& loop) noexcept;
+  void go_on(FillLoop& loop, Ref<Workers> self) noexcept;
   void put_state(int32_t worker, Job& job) noexcept;
   void read_report(const Job& job, FillResult& result) const;
   void note_state(int32_t worker, Job& job, const FillResult& result, bool is_again);
+
+  // With a worker process: process_loop.cc.
+  void ask_process(FillLoop& loop);
+  bool await_answer(FillLoop& loop, const Job& job, FillResult& result);
+  void restart_process(FillLoop& loop, FillResult& result);
+
+  // Threads that the generator starts: started_threads.cc.
+  void set_findable(bool is_findable) noexcept;
+  void expect_thread(FillLoop& loop) noexcept;
+  bool note_start(FillLoop& loop, bool has_failed) noexcept;
+  std::string start_thread(FillLoop& loop);
+  void start_processes();
+  bool are_rest_started() const noexcept;
+
+  // Threads that hang: hung_threads.cc.
   void return_late(FillLoop& loop) noexcept;
   bool may_replace() const noexcept;
   bool abandon(FillLoop& loop, int64_t since_ns,
                const std::function<void(int32_t abandoned, int32_t other)>& replace);
-  void hand_over(FillLoop& loop, FillLoop& other, int32_t* spares) noexcept;
+  void hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept;
   void lose(FillLoop& loop, const char* reason) noexcept;
   bool give_up_stuck(bool is_any_at_work);
-  void report(const FillLoop& loop, int64_t since_ns) noexcept;
+  void report(FillLoop& loop, int64_t since_ns) noexcept;
+
   static uint32_t holder_of(const FillLoop& loop) noexcept {
     return Slots::kFirstLoop + static_cast<uint32_t>(loop.number);
   }
-  int32_t take_slot(const FillLoop& loop, SpinBudget& short_wait) noexcept;
+  int32_t take_slot(FillLoop& loop, const Deadline& deadline) noexcept;
   trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
-  JobTake take_job(FillLoop& loop, bool may_wait, SpinBudget& short_wait, Job& job);
+  JobTake take_job(FillLoop& loop, const Deadline& deadline, Job& job);
   bool take_memory(int32_t slot, std::string& reason) noexcept;
   bool prepare(FillLoop& loop, Job& job);
   tenon_fill_request fill_request(const Job& job, FillLoop& loop);
   void put_back(const Job& job) noexcept;
-  void fill_here(FillLoop& loop, const Job& job, FillResult& result);
+  void fill_here(FillLoop& loop, FillResult& result);
   bool is_retried(const FillLoop& loop, Job& job, const FillResult& result);
   void retry(Job& job) noexcept;
   bool is_failure(const FillResult& result) const noexcept;
@@ -179,7 +195,12 @@ class Workers {
   void check_shapes(const Job& job, FillResult& result) const;
   bool skip(const Job& job, const FillResult& result) noexcept;
   void settle(int32_t worker, const Job& job, const FillResult& result) noexcept;
+  void check_fill(const Job& job, FillResult& result);
   void leave() noexcept;
+  void leave(FillLoop& loop) noexcept;
+
+  // The feed whose generator this thread runs.
+  static constinit thread_local const Workers* working_for_;
 
   // Constant after construction.
   tenon_generator generator_;
@@ -193,6 +214,8 @@ class Workers {
 
   TicketRing queue_;
   std::optional<WorkerProcesses> processes_;
+  bool are_started_;         // constant after start()
+  Workers* next_ = nullptr;  // of those that threads may join; guarded by a lock of all
   // Shared: plain counters.
   std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0}, abandoned_{0};
   std::vector<FillTimes> times_;   // by worker
@@ -207,12 +230,13 @@ class Workers {
   Reports reports_;
   Skips skips_;
 
-  std::mutex preparing_;  // held from a ticket to the end of what prepares it: they come in order
+  TimedMutex preparing_;  // held from a ticket to the end of what prepares it: they come in order
 
   std::mutex mutex_;
   std::condition_variable left_;
   // Guarded by mutex_ once threads run.
-  int32_t running_ = 0;
+  int32_t running_ = 0;  // threads that have not left
+  bool is_dismissed_ = false;
   bool owns_generator_ = false;
   bool have_left_ = false;
 

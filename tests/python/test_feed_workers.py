@@ -709,6 +709,48 @@ def test_a_feed_that_lacks_descriptors_fails_at_once_or_works(left):
             assert [batch.index for batch in feed] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_feed_starts_one_thread_for_each_python_worker_and_opens_no_file(workers):
+    """In a process that has no other threads, which could end meanwhile."""
+    program = f"""
+        import os, time, tenon as tn
+
+        def held():
+            return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+        @tn.worker(tn.schema(data=("i8", (4,))))
+        def fill(batches):
+            for batch in batches:
+                batch.data[...] = batch.index
+
+        def run(n):
+            with tn.Feed(fill(), workers={workers}, batches=n, fill_timeout=600) as feed:
+                before = held()
+                assert [batch.index for batch in feed] == list(range(n))
+                return before, held()
+
+        run(3)
+        # The kernel ends threads a little later.
+        threads, files = min(held() for _ in range(50) if not time.sleep(0.01))
+        print([(now[0] - threads, now[1] - files) for now in run(50)])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stdout == f"{[(workers, 0)] * 2}\n", done.stdout + done.stderr
+
+
+def test_a_python_thread_takes_no_batches_from_the_feed_that_it_fills():
+    def fill(batch):
+        batch.data[...] = 1
+        batch.label[...] = 1
+        feed._native.next(0.0, print)
+
+    with tn.Feed(fill, SCHEMA, batches=2, timeout=600) as feed:
+        batches = iter(feed)
+        with pytest.raises(tn.OpError, match="cannot take batches from the feed that it fills"):
+            next(batches)
+
+
 def test_a_thread_that_cannot_be_started_is_an_error_of_the_feed(monkeypatch):
     started = []
     start = threading.Thread.start

@@ -272,7 +272,7 @@ class Feed(Forms):
                 slots=workers + 4 if slots is None else slots,
                 batches=-1 if batches is None else batches,
                 seed=seed % 2**64,
-                processes=bool(processes) or self._workers is not None,
+                processes=bool(processes),
                 round_robin=False,
                 on_error=_ON_ERROR.index(on_error),
                 retries=retries,

@@ -551,7 +551,7 @@ class Workers:
     def start(self, worker: int, link: str) -> int:
         setup = None if self._setup is None else functools.partial(self._setup, worker)
         if self._context is None:
-            # It needs a file descriptor. Here, so that the constructor of the feed raises if there is none.
+            # Here, so that a thread that cannot join is an error of who starts it.
             native = NativeWorker(link, self._schema)
             thread = threading.Thread(
                 target=_run_thread,

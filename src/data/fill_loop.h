@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the thread that fills for a worker has, and how a fill went. Workers has the functions.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/spin_budget.h"
+#include "data/request_ring.h"
+#include "data/ticket_ring.h"
+#include "tenon/tenon.h"
+
+namespace tenon::impl {
+
+// How the fill of a batch went.
+struct FillResult {
+  int32_t code = 0;
+  int32_t kind = TENON_FAILED;  // with a code other than 0
+  int64_t pid = 0;
+  int32_t exit_signal = 0;
+  int32_t exit_code = -1;
+  uint64_t fill_ns = 0;
+  int64_t began_ns = 0;  // of now_ns()
+  std::string message;
+  FillReport report;
+};
+
+// A batch that is being filled.
+struct Job : Ticket {
+  int32_t retries = 0;
+  std::vector<std::byte> attachment;  // from before the fill
+  std::optional<StateRef> restored;   // the state with which it is filled; none: as the worker is
+
+  // Requires that none is restored yet.
+  void restore(StateRef state) noexcept {
+    flags |= state ? TENON_RESTORE_STATE : TENON_RESTORE_START;
+    restore_nbytes = state ? state->size() : 0;
+    restored = std::move(state);
+  }
+};
+
+// Whether a loop is run by a thread that the generator has started.
+enum class Started {
+  kNo,       // by one of the feed, which may ask a worker process
+  kAwaited,  // it has not joined yet
+  kJoined,
+  kEnded,  // it has left before the feed was closed: a thread of the feed lets each batch of the loop fail
+};
+
+// What one thread runs.
+struct FillLoop {
+  // In place of the time when a fill began.
+  static constexpr int64_t kIdle = 0, kAbandoned = -1, kFree = -2;
+
+  int32_t number = 0;
+  // Of the thread that runs it; of the one that abandons it from then on.
+  int32_t worker = 0;
+  // In their order: job n lies at n % kRingEntries. Only worker processes have more than one at a time.
+  std::array<Job, kRingEntries> jobs;
+  uint32_t begun = 0, settled = 0;
+  bool is_replaced = false;   // its first thread has ended
+  bool has_ended = false;     // the fill that was begun has, without a result: so has its thread
+  std::vector<void*> fields;  // addresses for the request
+  std::vector<int64_t*> shapes;
+  SpinBudget short_wait;
+
+  // Guarded by Workers::mutex_.
+  Started started = Started::kNo;
+  bool is_starting = false;  // the function that starts its thread has not returned
+
+  // Shared. Of the fill that the thread runs. The thread ends it, or another one abandons the loop.
+  std::atomic<int64_t> since_ns{kFree};
+  std::atomic<uint32_t> thread{0};
+
+  bool has_job() const noexcept { return begun != settled; }
+  // The one that was begun first.
+  Job& job() noexcept { return jobs[settled % kRingEntries]; }
+};
+
+}  // namespace tenon::impl

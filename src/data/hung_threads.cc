@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Workers: threads whose generator does not return.
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "data/workers.h"
+
+namespace tenon::impl {
+namespace {
+
+constexpr char kWayOut[] = "with processes=True a worker that takes too long is killed";
+
+// worker: -1, it is not known.
+TicketFailure hung(int32_t worker, const char* message) noexcept {
+  TicketFailure failure;
+  failure.kind = TENON_HUNG;
+  failure.code = -1;
+  failure.worker = worker;
+  failure.set_message(message);
+  return failure;
+}
+
+}  // namespace
+
+// An abandoned loop: its worker goes on in another one.
+void Workers::return_late(FillLoop& loop) noexcept {
+  slots_->give_spare(loop.job().slot);
+  {
+    const std::scoped_lock lock(mutex_);
+    loop.started = Started::kNo;
+  }
+  // pairs with: Workers::abandon, "a free loop"
+  loop.since_ns.store(FillLoop::kFree, std::memory_order_release);
+}
+
+// Whether the generator may be called while another call hangs. It may if it starts threads itself or is
+// thread-safe, unless it has a state, which the call that hangs may change.
+bool Workers::may_replace() const noexcept {
+  if (has_state()) return false;
+  return are_started_ || (generator_.flags & TENON_THREADSAFE) != 0;
+}
+
+bool Workers::give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace) {
+  bool has_given_up = false, is_any_at_work = false, is_any_stuck = !lost_.empty();
+  for (FillLoop& loop : loops_) {
+    // pairs with: Workers::begin, "what a loop is busy with"
+    const int64_t since = loop.since_ns.load(std::memory_order_acquire);
+    if (since < FillLoop::kIdle) continue;
+    if (since == FillLoop::kIdle || now_ns() - since < options_.fill_timeout_ns) {
+      is_any_at_work = true;
+    } else if (may_replace() && abandon(loop, since, replace)) {
+      has_given_up = is_any_at_work = true;
+    } else {
+      is_any_stuck = true;
+    }
+  }
+  return has_given_up || (is_any_stuck && give_up_stuck(is_any_at_work));
+}
+
+// False: there is no loop or slot for another thread, or none can be started.
+bool Workers::abandon(FillLoop& loop, int64_t since_ns,
+                      const std::function<void(int32_t abandoned, int32_t other)>& replace) {
+  const auto other = std::ranges::find_if(loops_, [](const FillLoop& l) {
+    // pairs with: Workers::return_late, "a free loop"
+    return l.since_ns.load(std::memory_order_acquire) == FillLoop::kFree;
+  });
+  if (other == loops_.end()) return false;
+  int32_t spare = Slots::kNone;
+  try {
+    spare = slots_->take_spare();
+  } catch (const Error&) {  // no memory
+  }
+  if (spare == Slots::kNone) return false;
+  {
+    const std::scoped_lock lock(mutex_);
+    ++running_;  // before the loop can end
+  }
+  // pairs with: Workers::begin and Workers::end, "what a loop is busy with"
+  if (!loop.since_ns.compare_exchange_strong(since_ns, FillLoop::kAbandoned, std::memory_order_acq_rel)) {
+    slots_->give_spare(spare);
+    leave();
+    return true;
+  }
+  hand_over(loop, *other, spare);
+  abandoned_.fetch_add(1, std::memory_order_relaxed);
+  report(loop, since_ns);
+  other->since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
+  if (are_started_) {
+    const std::string failure = start_thread(*other);
+    if (!failure.empty()) lose(*other, failure.c_str());
+    return true;
+  }
+  try {
+    replace(loop.number, other->number);
+  } catch (const std::exception& e) {  // of the system, or std::bad_alloc
+    lose(*other, e.what());
+  }
+  return true;
+}
+
+// Its thread cannot be started.
+void Workers::lose(FillLoop& loop, const char* reason) noexcept {
+  const TicketFailure failure = hung(loop.worker, reason);
+  for (; loop.has_job(); ++loop.settled) queue_.fail(loop.job(), failure);
+  loop.since_ns.store(FillLoop::kFree, std::memory_order_relaxed);
+  lost_ = reason;
+  leave();
+}
+
+// Moves the job of an abandoned loop to one whose thread does not run yet.
+void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept {
+  other.is_replaced = false;
+  other.worker = loop.worker;
+  other.begun = other.settled = 0;
+  other.thread.store(0, std::memory_order_relaxed);
+  times_[static_cast<size_t>(loop.worker)].note_failure();
+  Job& old = loop.job();  // whose slot the loop reads when it returns
+  Job job{old, old.retries, std::move(old.attachment), {}};
+  job.flags &= TENON_RESUMED;  // nothing is restored
+  job.restore_nbytes = 0;
+  job.slot = spare;
+  if (!queue_.abandon(old, job, holder_of(other))) return slots_->give(job.slot);
+  slots_->begin_span(job.slot, number_, job.epoch, job.index);
+  if (options_.on_error == TENON_ON_ERROR_SKIP) return queue_.skip(job);
+  if (options_.on_error != TENON_ON_ERROR_RETRY || job.retries >= options_.retries)
+    return queue_.fail(job, hung(loop.worker, "its thread is left behind"));
+  ++job.retries;
+  retried_.fetch_add(1, std::memory_order_relaxed);
+  put_back(job);
+  other.jobs[other.begun++] = std::move(job);
+}
+
+// A fill has taken too long in a thread that cannot be replaced.
+bool Workers::give_up_stuck(bool is_any_at_work) {
+  const std::string reason =
+      !lost_.empty()  ? concat("no thread can be started in place of one that is left behind: ", lost_)
+      : may_replace() ? concat("as many of its threads are left behind as may be (", kMostAbandoned,
+                               "), or there is no memory for another slot")
+                      : concat(has_state() ? "it has a state" : "it is not thread-safe",
+                               ", so it is not called again before it returns");
+  TicketFailure failure = hung(-1, concat(reason, "; ", kWayOut).c_str());
+  if (queue_.give_up(options_.fill_timeout_ns, options_.on_error == TENON_ON_ERROR_SKIP, failure))
+    return true;
+  if (is_any_at_work) return false;
+  failure.was_begun = false;
+  return queue_.fail_wanted(failure);
+}
+
+void Workers::report(FillLoop& loop, int64_t since_ns) noexcept try {
+  const uint32_t thread = loop.thread.load(std::memory_order_relaxed);
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f s", static_cast<double>(now_ns() - since_ns) * 1e-9);
+  reports_.add(concat("generator '", name_, "' has not returned from ", ticket_text(loop.job()), " for ",
+                      seconds, ": its thread ", thread, " (worker ", loop.worker,
+                      ") is left behind with its slot, and the worker goes on in another thread"));
+} catch (const std::exception&) {  // no memory: abandoned_ counts it
+}
+
+}  // namespace tenon::impl

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Workers: threads that the generator has started, such as those of Python. They run loops by the functions
+// here, in place of work().
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/blocked_signals.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/trace.h"
+#include "data/generator_call.h"
+#include "data/worker.h"
+#include "data/workers.h"
+#include "ipc/openings.h"
+
+namespace tenon::impl {
+namespace {
+
+// The feeds that threads may join. No mutex: in a forked child, it could be locked for ever.
+constinit ProcessSpinLock finding;
+constinit Workers* first = nullptr;  // guarded by finding
+
+}  // namespace
+
+void Workers::set_findable(bool is_findable) noexcept {
+  const std::scoped_lock lock(finding);
+  Workers** at = &first;
+  while (*at != nullptr && *at != this) at = &(*at)->next_;
+  if (is_findable && *at == nullptr) *at = this;
+  if (!is_findable && *at == this) *at = std::exchange(next_, nullptr);
+}
+
+// The feed holds a reference until it is not findable any more.
+Ref<Workers> Workers::find(uint32_t number) noexcept {
+  const std::scoped_lock lock(finding);
+  for (Workers* at = first; at != nullptr; at = at->next_) {
+    if (at->number_ == number) return Ref<Workers>::share(at);
+  }
+  return {};
+}
+
+FillLoop* Workers::join(int32_t number) noexcept {
+  if (number < 0 || number >= loops()) return nullptr;
+  const std::scoped_lock lock(mutex_);
+  FillLoop& loop = loops_[static_cast<size_t>(number)];
+  if (loop.started != Started::kAwaited) return nullptr;
+  loop.started = Started::kJoined;
+  return &loop;
+}
+
+void Workers::expect_thread(FillLoop& loop) noexcept {
+  const std::scoped_lock lock(mutex_);
+  loop.started = Started::kAwaited;
+  loop.is_starting = true;
+}
+
+// The generator's start has returned. False: there is no thread. One that has joined runs the loop, whatever
+// start says.
+bool Workers::note_start(FillLoop& loop, bool has_failed) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    loop.is_starting = false;
+    if (has_failed && loop.started != Started::kJoined) {
+      loop.started = Started::kNo;
+      return false;
+    }
+    if (loop.started != Started::kEnded) return true;
+  }
+  go_on(loop, Ref<Workers>::share(this));
+  return true;
+}
+
+// Returns why there is none. In a thread of the feed, whose signals are blocked: threads that it starts have
+// its signal mask, and a Ctrl-C does not interrupt it.
+std::string Workers::start_thread(FillLoop& loop) {
+  expect_thread(loop);
+  std::string failure;
+  const auto start = [&]() noexcept {
+    char text[kMessageSize] = "";
+    int64_t pid = 0;
+    try {
+      const std::string link = WorkerLink{os::this_process(), number_, -1, loop.number}.text();
+      const int32_t code =
+          generator_.start(generator_.context, loop.worker, link.c_str(), &pid, text, sizeof text);
+      text[sizeof text - 1] = '\0';
+      if (code != 0) failure = start_failure_text(loop.worker, false, code, text);
+      if (code == 0 && pid != 0)
+        failure = concat("worker ", loop.worker, " is no thread: it is process ", pid);
+    } catch (const std::exception& e) {
+      failure = e.what();
+    }
+  };
+  try {
+    const BlockedSignals blocked;
+    std::thread(start).join();
+  } catch (const std::exception& e) {
+    failure = concat("worker ", loop.worker, " cannot be started: ", e.what());
+  }
+  if (note_start(loop, !failure.empty())) failure.clear();
+  return failure;
+}
+
+// A generator may start threads in their place.
+void Workers::start_processes() {
+  const bool may_be_threads = generator_.start != nullptr;
+  for (int32_t i = 0; may_be_threads && i < count_; ++i) expect_thread(loops_[static_cast<size_t>(i)]);
+  processes_->start();
+  for (int32_t i = 0; may_be_threads && i < count_; ++i) {
+    FillLoop& loop = loops_[static_cast<size_t>(i)];
+    if (!processes_->has_process(i)) {
+      are_started_ = true;
+      (void)note_start(loop, false);
+      continue;
+    }
+    const std::scoped_lock lock(mutex_);
+    loop.started = Started::kNo;
+    loop.is_starting = false;
+  }
+}
+
+// Those that have not left are threads that the generator has started. Requires mutex_.
+bool Workers::are_rest_started() const noexcept {
+  const auto is_started = [](const FillLoop& loop) {
+    return loop.started == Started::kAwaited || loop.started == Started::kJoined;
+  };
+  return running_ > 0 && running_ == std::ranges::count_if(loops_, is_started);
+}
+
+Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
+                                    tenon_fill_request& request) noexcept {
+  JobTake taken = JobTake::kOver;
+  try {
+    taken = begin(loop, deadline);
+  } catch (const std::exception&) {
+    queue_.stop();  // no memory for a message: nothing more comes
+  }
+  if (taken == JobTake::kOver) leave(loop);
+  if (taken != JobTake::kJob) return taken;
+  request = fill_request(loop.job(), loop);
+  working_for_ = this;
+  return taken;
+}
+
+void Workers::commit(FillLoop& loop, uint64_t nbytes) {
+  const int32_t slot = loop.job().slot;
+  commit_fields(layout_, slots_->data(slot), slots_->is_sparse(), nbytes,
+                [&](uint64_t at, uint64_t n) { slots_->commit(slot, at, n); });
+}
+
+bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) noexcept {
+  working_for_ = nullptr;
+  try {
+    if (result.code != 0 && message != nullptr)
+      result.message.assign(message, strnlen(message, kMessageSize - 1));
+    check_fill(loop.job(), result);
+    if (trace::is_on()) note_fill(loop.worker, loop.job(), result);
+    if (end(loop, result)) return true;
+  } catch (const std::exception&) {
+    queue_.stop();  // as in next_fill()
+    return true;
+  }
+  leave();
+  return false;
+}
+
+// Its thread does nothing more.
+void Workers::leave(FillLoop& loop) noexcept {
+  drop_jobs(loop);
+  {
+    const std::scoped_lock lock(mutex_);
+    loop.started = Started::kNo;
+  }
+  leave();
+}
+
+void Workers::end_thread(FillLoop& loop) noexcept {
+  if (working_for_ == this) working_for_ = nullptr;
+  // pairs with: Workers::abandon, "what a loop is busy with"
+  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+    return_late(loop);
+    return leave();
+  }
+  {
+    std::unique_lock lock(mutex_);
+    if (is_dismissed_) {
+      lock.unlock();
+      return leave(loop);
+    }
+    loop.started = Started::kEnded;
+    if (loop.is_starting) return;  // note_start() goes on
+  }
+  go_on(loop, Ref<Workers>::share(this));
+}
+
+}  // namespace tenon::impl
