@@ -133,6 +133,35 @@ TEST_F(Ends, AKilledReaperLeavesADeathThatIsCountedOnce) {
   }
 }
 
+// What the dead process had sent is there before its death is told.
+TEST_F(Ends, SlotsAreGivenBackBeforeTheDeathIsCounted) {
+  for (int round = repeats(2000, 400, 100); round > 0; --round) {
+    const auto dead = join(kProducer);
+    const uint32_t p = dead->index(), slot = static_cast<uint32_t>(round) % kSlots;
+    const uint64_t deaths = look(state_->deaths), n = table_.given() + 1;
+    ASSERT_TRUE(table_.take_free(p, slot));
+    table_.offer(p, slot);
+    state_->entries(kSlots)[n % kSlots] = n << 15 | slot;
+    uint64_t seen = 0;
+    std::atomic<bool> looks{false};
+    std::thread consumer([&] {
+      looks = true;
+      while (observe(state_->deaths) == deaths) {
+      }
+      seen = table_.word(slot);
+    });
+    while (!looks) std::this_thread::yield();
+    dead->die();
+    const bool is_reaped = reap(first_->segment().control(), p);
+    consumer.join();
+    ASSERT_TRUE(is_reaped);
+    ASSERT_EQ(seen, SlotWord::ready(n));
+    ASSERT_EQ(table_.next(n - 1).number(), n);  // moves the last number on
+    ASSERT_TRUE(table_.take(first_->index(), slot, seen, n));
+    table_.release(slot);
+  }
+}
+
 TEST_F(Ends, ReapersBesideEachOtherCountEachDeathOnce) {
   constexpr uint32_t kDead = 12;
   for (int round = repeats(200, 40, 10); round > 0; --round) {
@@ -151,9 +180,9 @@ TEST_F(Ends, ReapersBesideEachOtherCountEachDeathOnce) {
   }
 }
 
-// There is always a producer.
+// There is always a producer: the next one comes after the old one was counted, before its role ends.
 TEST_F(Ends, AHandOverBetweenProducersIsNoEnd) {
-  constexpr uint32_t kPlaces = 40;  // a look at all of them takes a while
+  constexpr uint32_t kPlaces = 400;  // a look at all of them takes a while
   for (uint32_t p = 1; p <= kPlaces; ++p) ends_.set_roles(p, 0);
   ends_.set_roles(1, kProducer);
   std::atomic<bool> is_over{false};
@@ -162,13 +191,17 @@ TEST_F(Ends, AHandOverBetweenProducersIsNoEnd) {
     std::mt19937 random(7);
     for (uint32_t now = 1; !is_over;) {
       const uint32_t next = 1 + (now + static_cast<uint32_t>(random()) % (kPlaces - 1)) % kPlaces;
+      (void)add(state_->closings, uint64_t{1});
+      for (uint32_t i = random() % 512; i > 0; --i) (void)observe(state_->closings);
       ends.set_roles(next, kProducer);
-      ends.set_roles(now, 0);
+      announce(state_->ends[now].word, uint64_t{0});
+      for (uint32_t i = random() % 512; i > 0; --i) (void)observe(state_->closings);
       now = next;
     }
   });
+  while (observe(state_->closings) == 0) std::this_thread::yield();
   int ends = 0;
-  for (int i = repeats(3'000'000, 300'000, 20'000); i > 0; --i) ends += ends_.ended_after(0) != 0 ? 1 : 0;
+  for (int i = repeats(1'000'000, 50'000, 5'000); i > 0; --i) ends += ends_.ended_after(0) != 0 ? 1 : 0;
   is_over = true;
   hands_over.join();
   EXPECT_EQ(ends, 0);
