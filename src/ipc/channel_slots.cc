@@ -309,9 +309,10 @@ bool Channel::try_receive(Item& item, uint64_t closings_before) {
   if (take()) return true;
   const bool has_reaped = ends_.reap_dead();  // an item that a dead producer had claimed may be back
   // First the news, then another look: what a producer has sent before its end is received before the news.
+  // The deaths last: a death is counted before the role of its process ends.
+  const uint64_t ended = this->ended(closings_before);
   const uint64_t deaths = look(state_->deaths);
   uint64_t seen = seen_deaths_.load(std::memory_order_relaxed);
-  const uint64_t ended = this->ended(closings_before);
   if (refused == kNoSlot && (deaths > seen || ended != 0 || has_reaped) && take()) return true;
   if (refused != kNoSlot) {
     check_inherited_views(*slots_[refused]);
