@@ -2,7 +2,6 @@
 #include "ipc/segment.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -25,7 +24,7 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kClosingNs = 10'000'000;  // a use waits so long for a process that may close the block
+constexpr int64_t kClosingNs = 1'000'000'000;  // a use waits so long for a process that may close the block
 
 SegmentId random_id() {
   SegmentId id;
@@ -276,9 +275,11 @@ bool Segment::use(uint32_t index, uint32_t generation) noexcept {
   Used used = try_use(index, generation);
   if (used == Used::kIsClosing) {
     // Some process looks whether the block is unused. If another process uses it, it is soon as before;
-    // else it is freed. The process may be stopped.
+    // else it is freed. The process may be stopped, or wait long for a processor.
+    constexpr timespec kMoment{0, 100'000};
     const Deadline deadline(kClosingNs);
-    while ((used = try_use(index, generation)) == Used::kIsClosing && !deadline.has_passed()) sched_yield();
+    while ((used = try_use(index, generation)) == Used::kIsClosing && !deadline.has_passed())
+      nanosleep(&kMoment, nullptr);
   }
   return used == Used::kYes;
 }
