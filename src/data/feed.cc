@@ -253,8 +253,6 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
     return item != nullptr ? workers_->queue().next(ns, *item) : workers_->queue().peek(ns);
   };
   const bool watches_fill = options_.fill_timeout_ns > 0 && workers_->processes() == nullptr;
-  // To start a thread, the generator may need what a caller holds that does not wait, such as the GIL.
-  const bool may_replace = timeout_ns != 0 || !workers_->are_started();
   const Deadline deadline(timeout_ns);
   while (true) {
     const bool runs_ops = !Engine::instance().has_own_threads();
@@ -287,7 +285,7 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
     }
     outcome = look(step);
     if (outcome != TicketRing::NextBatch::kLate) return true;
-    if (watches_fill && may_replace && give_up_hung()) continue;
+    if (watches_fill && give_up_hung()) continue;
     if (timeout_ns == 0 || deadline.has_passed()) return false;
   }
 }

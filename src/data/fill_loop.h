@@ -75,7 +75,9 @@ struct FillLoop {
   Started started = Started::kNo;
   bool is_starting = false;  // the function that starts its thread has not returned
 
-  // Shared. Of the fill that the thread runs. The thread ends it, or another one abandons the loop.
+  // Shared. When the fill began that the thread runs. Of a thread that the generator has started also when it
+  // was expected or answered, until it takes the next fill: kIdle is one that waits for a fill. The thread
+  // ends this, or another one abandons the loop.
   std::atomic<int64_t> since_ns{kFree};
   std::atomic<uint32_t> thread{0};
 

@@ -28,12 +28,12 @@ TicketFailure hung(int32_t worker, const char* message) noexcept {
 
 // An abandoned loop: its worker goes on in another one.
 void Workers::return_late(FillLoop& loop) noexcept {
-  slots_->give_spare(loop.job().slot);
+  if (loop.has_job()) slots_->give_spare(loop.job().slot);
   {
     const std::scoped_lock lock(mutex_);
     loop.started = Started::kNo;
   }
-  // pairs with: Workers::abandon, "a free loop"
+  // pairs with: Workers::find_free_loop, "a free loop"
   loop.since_ns.store(FillLoop::kFree, std::memory_order_release);
 }
 
@@ -45,30 +45,55 @@ bool Workers::may_replace() const noexcept {
 }
 
 bool Workers::give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace) {
-  bool has_given_up = false, is_any_at_work = false, is_any_stuck = !lost_.empty();
+  const auto is_late = [&](int64_t since) {
+    return since > FillLoop::kIdle && now_ns() - since >= options_.fill_timeout_ns;
+  };
+  // Those that were not begun by this call.
+  const bool is_any_in_time = std::ranges::any_of(loops_, [&](const FillLoop& loop) {
+    const int64_t since = loop.since_ns.load(std::memory_order_relaxed);
+    return since >= FillLoop::kIdle && !is_late(since);
+  });
+  bool has_given_up = false, is_any_stuck = !lost_text().empty();
+  int32_t without_job = -1;  // the worker whose thread has been abandoned outside of a fill
   for (FillLoop& loop : loops_) {
     // pairs with: Workers::begin, "what a loop is busy with"
     const int64_t since = loop.since_ns.load(std::memory_order_acquire);
-    if (since < FillLoop::kIdle) continue;
-    if (since == FillLoop::kIdle || now_ns() - since < options_.fill_timeout_ns) {
-      is_any_at_work = true;
-    } else if (may_replace() && abandon(loop, since, replace)) {
-      has_given_up = is_any_at_work = true;
+    if (!is_late(since)) continue;
+    if (may_replace() && abandon(loop, since, replace, without_job)) {
+      has_given_up = true;
     } else {
       is_any_stuck = true;
     }
   }
-  return has_given_up || (is_any_stuck && give_up_stuck(is_any_at_work));
+  // The batch that no worker has begun would have been one of that thread.
+  if (without_job >= 0 && !is_any_in_time && options_.on_error == TENON_ON_ERROR_RAISE) {
+    TicketFailure failure = hung(without_job, "its thread has not asked for a batch, and is left behind");
+    failure.was_begun = false;
+    (void)queue_.fail_wanted(failure);
+  }
+  return has_given_up || (is_any_stuck && give_up_stuck(is_any_in_time));
 }
 
-// False: there is no loop or slot for another thread, or none can be started.
-bool Workers::abandon(FillLoop& loop, int64_t since_ns,
-                      const std::function<void(int32_t abandoned, int32_t other)>& replace) {
-  const auto other = std::ranges::find_if(loops_, [](const FillLoop& l) {
+std::string Workers::lost_text() {
+  const std::scoped_lock lock(mutex_);
+  return lost_;
+}
+
+FillLoop* Workers::find_free_loop() noexcept {
+  const std::scoped_lock lock(mutex_);
+  const auto found = std::ranges::find_if(loops_, [](const FillLoop& l) {
     // pairs with: Workers::return_late, "a free loop"
-    return l.since_ns.load(std::memory_order_acquire) == FillLoop::kFree;
+    return !l.is_starting && l.since_ns.load(std::memory_order_acquire) == FillLoop::kFree;
   });
-  if (other == loops_.end()) return false;
+  return found == loops_.end() ? nullptr : &*found;
+}
+
+// False: there is no loop or slot for another thread. without_job: set to the worker if the loop had no fill.
+bool Workers::abandon(FillLoop& loop, int64_t since_ns,
+                      const std::function<void(int32_t abandoned, int32_t other)>& replace,
+                      int32_t& without_job) {
+  FillLoop* const other = find_free_loop();
+  if (other == nullptr) return false;
   int32_t spare = Slots::kNone;
   try {
     spare = slots_->take_spare();
@@ -85,13 +110,13 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
     leave();
     return true;
   }
+  if (!loop.has_job()) without_job = loop.worker;
   hand_over(loop, *other, spare);
   abandoned_.fetch_add(1, std::memory_order_relaxed);
   report(loop, since_ns);
   other->since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
   if (are_started_) {
-    const std::string failure = start_thread(*other);
-    if (!failure.empty()) lose(*other, failure.c_str());
+    start_beside(*other);
     return true;
   }
   try {
@@ -104,10 +129,19 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
 
 // Its thread cannot be started.
 void Workers::lose(FillLoop& loop, const char* reason) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    lost_ = reason;
+  }
+  // pairs with: Workers::abandon, "what a loop is busy with"
+  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+    return_late(loop);  // its start has taken too long, too
+    return leave();
+  }
   const TicketFailure failure = hung(loop.worker, reason);
   for (; loop.has_job(); ++loop.settled) queue_.fail(loop.job(), failure);
-  loop.since_ns.store(FillLoop::kFree, std::memory_order_relaxed);
-  lost_ = reason;
+  // pairs with: Workers::find_free_loop, "a free loop"
+  loop.since_ns.store(FillLoop::kFree, std::memory_order_release);
   leave();
 }
 
@@ -117,6 +151,7 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   other.worker = loop.worker;
   other.begun = other.settled = 0;
   other.thread.store(0, std::memory_order_relaxed);
+  if (!loop.has_job()) return slots_->give_spare(spare);
   times_[static_cast<size_t>(loop.worker)].note_failure();
   Job& old = loop.job();  // whose slot the loop reads when it returns
   Job job{old, old.retries, std::move(old.attachment), {}};
@@ -136,8 +171,9 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
 
 // A fill has taken too long in a thread that cannot be replaced.
 bool Workers::give_up_stuck(bool is_any_at_work) {
+  const std::string lost = lost_text();
   const std::string reason =
-      !lost_.empty()  ? concat("no thread can be started in place of one that is left behind: ", lost_)
+      !lost.empty()   ? concat("no thread can be started in place of one that is left behind: ", lost)
       : may_replace() ? concat("as many of its threads are left behind as may be (", kMostAbandoned,
                                "), or there is no memory for another slot")
                       : concat(has_state() ? "it has a state" : "it is not thread-safe",
@@ -154,9 +190,15 @@ void Workers::report(FillLoop& loop, int64_t since_ns) noexcept try {
   const uint32_t thread = loop.thread.load(std::memory_order_relaxed);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f s", static_cast<double>(now_ns() - since_ns) * 1e-9);
-  reports_.add(concat("generator '", name_, "' has not returned from ", ticket_text(loop.job()), " for ",
-                      seconds, ": its thread ", thread, " (worker ", loop.worker,
-                      ") is left behind with its slot, and the worker goes on in another thread"));
+  if (loop.has_job()) {
+    reports_.add(concat("generator '", name_, "' has not returned from ", ticket_text(loop.job()), " for ",
+                        seconds, ": its thread ", thread, " (worker ", loop.worker,
+                        ") is left behind with its slot, and the worker goes on in another thread"));
+  } else {
+    reports_.add(concat("generator '", name_, "' has not asked for a batch for ", seconds, ": its thread",
+                        thread == 0 ? "" : concat(" ", thread), " (worker ", loop.worker,
+                        ") is left behind, and the worker goes on in another thread"));
+  }
 } catch (const std::exception&) {  // no memory: abandoned_ counts it
 }
 

@@ -2,6 +2,9 @@
 //
 // Workers: threads that the generator has started, such as those of Python. They run loops by the functions
 // here, in place of work().
+#include <signal.h>
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -55,14 +58,16 @@ void Workers::expect_thread(FillLoop& loop) noexcept {
   const std::scoped_lock lock(mutex_);
   loop.started = Started::kAwaited;
   loop.is_starting = true;
+  loop.since_ns.store(now_ns(), std::memory_order_relaxed);
 }
 
-// The generator's start has returned. False: there is no thread. One that has joined runs the loop, whatever
-// start says.
+// The generator's start has returned. False: there is no thread, and the caller decides what becomes of the
+// loop. One that has joined runs the loop, whatever start says.
 bool Workers::note_start(FillLoop& loop, bool has_failed) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     loop.is_starting = false;
+    if (loop.started == Started::kNo) return true;  // it has left, or dismiss() has left for it
     if (has_failed && loop.started != Started::kJoined) {
       loop.started = Started::kNo;
       return false;
@@ -73,34 +78,69 @@ bool Workers::note_start(FillLoop& loop, bool has_failed) noexcept {
   return true;
 }
 
-// Returns why there is none. In a thread of the feed, whose signals are blocked: threads that it starts have
-// its signal mask, and a Ctrl-C does not interrupt it.
+// Returns why there is no thread. In a thread of the feed, whose signals are blocked: threads that it starts
+// have its signal mask, and a Ctrl-C does not interrupt it.
+std::string Workers::call_start(const FillLoop& loop) noexcept try {
+  char text[kMessageSize] = "";
+  int64_t pid = 0;
+  const std::string link = WorkerLink{os::this_process(), number_, -1, loop.number}.text();
+  const int32_t code =
+      generator_.start(generator_.context, loop.worker, link.c_str(), &pid, text, sizeof text);
+  text[sizeof text - 1] = '\0';
+  if (code != 0) return start_failure_text(loop.worker, false, code, text);
+  if (pid <= 0) return {};
+  int32_t status = 0;
+  (void)kill(static_cast<pid_t>(pid), SIGKILL);
+  if (generator_.reap != nullptr) {
+    generator_.reap(generator_.context, loop.worker, pid, &status);
+  } else {
+    (void)waitpid(static_cast<pid_t>(pid), &status, 0);
+  }
+  return concat("worker ", loop.worker, " is no thread: it is process ", pid);
+} catch (const std::exception& e) {
+  return e.what();
+}
+
+// One of the first threads. Returns why there is none.
 std::string Workers::start_thread(FillLoop& loop) {
   expect_thread(loop);
   std::string failure;
-  const auto start = [&]() noexcept {
-    char text[kMessageSize] = "";
-    int64_t pid = 0;
-    try {
-      const std::string link = WorkerLink{os::this_process(), number_, -1, loop.number}.text();
-      const int32_t code =
-          generator_.start(generator_.context, loop.worker, link.c_str(), &pid, text, sizeof text);
-      text[sizeof text - 1] = '\0';
-      if (code != 0) failure = start_failure_text(loop.worker, false, code, text);
-      if (code == 0 && pid != 0)
-        failure = concat("worker ", loop.worker, " is no thread: it is process ", pid);
-    } catch (const std::exception& e) {
-      failure = e.what();
-    }
-  };
   try {
     const BlockedSignals blocked;
-    std::thread(start).join();
+    std::thread([&] { failure = call_start(loop); }).join();
   } catch (const std::exception& e) {
     failure = concat("worker ", loop.worker, " cannot be started: ", e.what());
   }
-  if (note_start(loop, !failure.empty())) failure.clear();
+  // One that has joined, and asks for no batch, may not exist: the feed is not made.
+  if (note_start(loop, !failure.empty()) && loop.thread.load(std::memory_order_relaxed) != 0) failure.clear();
   return failure;
+}
+
+// In place of a thread that is abandoned. The caller is a consumer, which waits no longer than it wants to: the
+// generator may take long to start a thread, or need what other threads have.
+void Workers::start_beside(FillLoop& loop) noexcept {
+  expect_thread(loop);
+  const auto note = [this](FillLoop& l, const std::string& failure) {
+    if (!note_start(l, !failure.empty())) lose(l, failure.c_str());
+    {
+      const std::scoped_lock lock(mutex_);
+      --starting_;
+    }
+    leave();
+  };
+  {
+    const std::scoped_lock lock(mutex_);
+    ++running_;  // the generator is not dropped before its start has returned
+    ++starting_;
+  }
+  try {
+    const BlockedSignals blocked;
+    std::thread([&loop, note, self = Ref<Workers>::share(this)] {
+      note(loop, self->is_dismissed() ? std::string() : self->call_start(loop));
+    }).detach();
+  } catch (const std::exception& e) {
+    note(loop, e.what());
+  }
 }
 
 // A generator may start threads in their place.
@@ -118,6 +158,7 @@ void Workers::start_processes() {
     const std::scoped_lock lock(mutex_);
     loop.started = Started::kNo;
     loop.is_starting = false;
+    loop.since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
   }
 }
 
@@ -132,15 +173,28 @@ bool Workers::are_rest_started() const noexcept {
 Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
                                     tenon_fill_request& request) noexcept {
   JobTake taken = JobTake::kOver;
+  // pairs with: Workers::abandon, "what a loop is busy with"
+  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+    return_late(loop);
+    leave();
+    return taken;
+  }
+  const Workers* const outer = std::exchange(working_for_, this);  // prepare is the generator's
   try {
     taken = begin(loop, deadline);
   } catch (const std::exception&) {
     queue_.stop();  // no memory for a message: nothing more comes
   }
-  if (taken == JobTake::kOver) leave(loop);
-  if (taken != JobTake::kJob) return taken;
-  request = fill_request(loop.job(), loop);
-  working_for_ = this;
+  if (taken == JobTake::kJob) {
+    request = fill_request(loop.job(), loop);
+    return taken;
+  }
+  working_for_ = outer;
+  if (taken == JobTake::kOver) {
+    leave(loop);
+  } else {
+    note_outside(loop);
+  }
   return taken;
 }
 
@@ -157,13 +211,28 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
       result.message.assign(message, strnlen(message, kMessageSize - 1));
     check_fill(loop.job(), result);
     if (trace::is_on()) note_fill(loop.worker, loop.job(), result);
-    if (end(loop, result)) return true;
+    if (end(loop, result)) {
+      note_outside(loop);
+      return true;
+    }
+    leave();
   } catch (const std::exception&) {
     queue_.stop();  // as in next_fill()
-    return true;
+    // pairs with: Workers::abandon, "what a loop is busy with"
+    if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+      return_late(loop);
+      leave();
+    } else {
+      leave(loop);
+    }
   }
-  leave();
   return false;
+}
+
+// The thread runs code of its own until the next next_fill().
+void Workers::note_outside(FillLoop& loop) noexcept {
+  // pairs with: Workers::abandon, "what a loop is busy with"
+  loop.since_ns.store(now_ns(), std::memory_order_release);
 }
 
 // Its thread does nothing more.

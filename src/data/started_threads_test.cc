@@ -45,7 +45,13 @@ struct Starter {
   std::atomic<uint64_t> leaves_at{kNever};  // the index at which a thread leaves
   bool leaves_between = false;              // not within the fill
   std::atomic<uint64_t> hangs_at{kNever};
-  std::atomic<int> hangs{0}, hanging{0}, drops{0}, left{0}, prepared{0};
+  std::atomic<int> hangs{0}, hanging{0}, drops{0}, left{0}, joined{0};
+  std::atomic<int> hangs_early{0};        // so many threads before their first fill
+  std::atomic<int> next_hang_early{0};    // and so many that start while another one hangs
+  std::atomic<bool> blocks_start{false};  // until is_released
+  bool consumed_by_prepare = false;
+  std::atomic<Feed*> consumed{nullptr};
+  std::atomic<int> refused{0};
   std::atomic<bool> is_released{false};
   uint64_t nbytes_to_commit = 0;
   std::mutex mutex;
@@ -67,6 +73,11 @@ struct Starter {
   void run(const std::string& link) {
     try {
       const std::unique_ptr<Worker> worker = Worker::join(link);
+      ++joined;
+      if ((hanging > 0 && next_hang_early.fetch_sub(1) > 0) || hangs_early.fetch_sub(1) > 0) {
+        ++hanging;
+        while (!is_released) std::this_thread::sleep_for(1ms);
+      }
       while (worker->next(-1) == Worker::Received::kRequest) {
         const tenon_fill_request request = *worker->request();
         if (nbytes_to_commit != 0) worker->commit(nbytes_to_commit);
@@ -98,6 +109,7 @@ struct Starter {
       auto& self = *static_cast<Starter*>(context);
       *pid = 0;
       if (worker == self.fails_at) return 7;
+      while (self.blocks_start && !self.is_released) std::this_thread::sleep_for(1ms);
       const std::scoped_lock lock(self.mutex);
       self.links.emplace_back(link);
       if (self.joins) self.threads.emplace_back([&self, text = std::string(link)] { self.run(text); });
@@ -105,6 +117,18 @@ struct Starter {
     };
     g.drop = [](void* context) { ++static_cast<Starter*>(context)->drops; };
     g.name = "starter";
+    if (consumed_by_prepare) {
+      g.prepare = [](void* context, const tenon_fill_request*, char*, size_t) {
+        auto& self = *static_cast<Starter*>(context);
+        Ref<Batch> batch;
+        try {
+          (void)self.consumed.load()->next(0, batch);
+        } catch (const Error& e) {
+          if (e.code() == Code::kValue) ++self.refused;
+        }
+        return 0;
+      };
+    }
     return g;
   }
 };
@@ -306,6 +330,102 @@ TEST_P(StartedThreads, OneThatIsLateIsReplacedAndItsResultDropped) {
     starter.join();
     EXPECT_EQ(starter.drops, 1);
   }
+}
+
+TEST_P(StartedThreads, OneThatIsLateBeforeItsFirstFillIsReplaced) {
+  for (const int32_t on_error : {TENON_ON_ERROR_RAISE, TENON_ON_ERROR_SKIP, TENON_ON_ERROR_RETRY}) {
+    Starter starter(GetParam());
+    starter.hangs_early = 1;
+    tenon_feed_options o = options(1, 50);
+    o.on_error = on_error;
+    o.retries = 1;
+    o.fill_timeout_ns = 500'000'000;
+    Feed feed(starter.generator(), schema(), o);
+    feed.begin();
+    if (on_error == TENON_ON_ERROR_RAISE) {
+      const std::string text = failure_of(feed);
+      EXPECT_NE(text.find("its thread has not asked for a batch, and is left behind"), std::string::npos)
+          << text;
+      EXPECT_EQ(feed.failure().kind, TENON_HUNG);
+      EXPECT_EQ(feed.failure().worker, 0);
+      feed.begin();
+    }
+    expect_batches(feed, on_error == TENON_ON_ERROR_RAISE ? 1 : 0, 0, 50);
+    EXPECT_EQ(feed.statistics().abandoned, 1u);
+    const std::string report = feed.take_report();
+    EXPECT_NE(report.find("has not asked for a batch for 0."), std::string::npos) << report;
+    starter.is_released = true;
+    EXPECT_TRUE(comes_true([&] { return starter.left == 1; }));
+    feed.close(kWatchdogNs);
+  }
+}
+
+TEST_P(StartedThreads, OneThatGoesOnWithABatchMayBeLateBeforeIt) {
+  starter_.hangs_at = 5;
+  starter_.hangs = 1;
+  starter_.next_hang_early = 2;
+  tenon_feed_options o = options(2, 50);
+  o.on_error = TENON_ON_ERROR_RETRY;
+  o.retries = 5;
+  o.fill_timeout_ns = 500'000'000;
+  Feed feed(starter_.generator(), schema(), o);
+  EXPECT_TRUE(comes_true([&] { return starter_.joined == 2; }));
+  feed.begin();
+  expect_batches(feed, 0, 0, 50);
+  EXPECT_EQ(feed.statistics().abandoned, 3u);
+}
+
+TEST_P(StartedThreads, OneThatNeverJoinsIsReplaced) {
+  starter_.joins = false;
+  tenon_feed_options o = options(1, 50);
+  o.on_error = TENON_ON_ERROR_RETRY;
+  o.retries = 1;
+  o.fill_timeout_ns = 100'000'000;
+  Feed feed(starter_.generator(), schema(), o);
+  feed.begin();
+  const std::string text = failure_of(feed);  // none of the others does
+  EXPECT_NE(text.find("as many of its threads are left behind as may be (8)"), std::string::npos) << text;
+  EXPECT_EQ(feed.statistics().abandoned, 8u);
+  feed.close(kWatchdogNs);
+  EXPECT_EQ(starter_.drops, 1);
+}
+
+TEST_P(StartedThreads, AConsumerDoesNotWaitForTheStartOfOne) {
+  starter_.hangs_at = 0;
+  starter_.hangs = 1;
+  tenon_feed_options o = options(1, 50);
+  o.fill_timeout_ns = 100'000'000;
+  Feed feed(starter_.generator(), schema(), o);
+  starter_.blocks_start = true;
+  feed.begin();
+  EXPECT_NE(failure_of(feed).find("its thread is left behind"), std::string::npos);
+  feed.begin();
+  const auto begin = std::chrono::steady_clock::now();
+  Ref<Batch> batch;
+  try {
+    EXPECT_FALSE(feed.next(200'000'000, batch));
+  } catch (const Error& e) {  // that no thread is started in time
+    EXPECT_EQ(e.code(), Code::kOp);
+  }
+  try {
+    feed.close(1'000'000'000);
+    FAIL() << "the generator has not returned from start";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::kTimeout);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_EQ(starter_.drops, 0);
+  starter_.is_released = true;
+  EXPECT_TRUE(comes_true([&] { return starter_.drops == 1; }));
+}
+
+TEST_P(StartedThreads, TheirPrepareTakesNoBatchesFromTheFeed) {
+  starter_.consumed_by_prepare = true;
+  Feed feed(starter_.generator(), schema(), options(1, 3));
+  starter_.consumed = &feed;
+  feed.begin();
+  expect_batches(feed, 0, 0, 3);
+  EXPECT_EQ(starter_.refused, 3);
 }
 
 TEST_P(StartedThreads, ManyMayBeLateInTurnIfTheyReturn) {

@@ -488,7 +488,8 @@ Workers::JobTake Workers::begin(FillLoop& loop, const Deadline& deadline) {
   }
   if (has_state()) put_state(loop.worker, job);
   // pairs with: Workers::abandon, "what a loop is busy with"
-  if (options_.fill_timeout_ns > 0) loop.since_ns.store(now_ns(), std::memory_order_release);
+  if (options_.fill_timeout_ns > 0 || loop.started != Started::kNo)
+    loop.since_ns.store(now_ns(), std::memory_order_release);
   return JobTake::kJob;
 }
 
@@ -616,7 +617,10 @@ void Workers::dismiss() noexcept {
 }
 
 bool Workers::is_busy() {
-  if (processes_ || are_started_) return false;  // processes are killed, such threads are not waited for
+  if (processes_ || are_started_) {  // processes are killed, such threads are not waited for
+    const std::scoped_lock lock(mutex_);
+    return starting_ > 0;
+  }
   const auto is_abandoned = [](const FillLoop& loop) {
     return loop.since_ns.load(std::memory_order_relaxed) == FillLoop::kAbandoned;
   };

@@ -162,15 +162,20 @@ class Workers {
   void set_findable(bool is_findable) noexcept;
   void expect_thread(FillLoop& loop) noexcept;
   bool note_start(FillLoop& loop, bool has_failed) noexcept;
+  std::string call_start(const FillLoop& loop) noexcept;
   std::string start_thread(FillLoop& loop);
+  void start_beside(FillLoop& loop) noexcept;
+  void note_outside(FillLoop& loop) noexcept;
   void start_processes();
   bool are_rest_started() const noexcept;
 
   // Threads that hang: hung_threads.cc.
   void return_late(FillLoop& loop) noexcept;
   bool may_replace() const noexcept;
+  std::string lost_text();
+  FillLoop* find_free_loop() noexcept;
   bool abandon(FillLoop& loop, int64_t since_ns,
-               const std::function<void(int32_t abandoned, int32_t other)>& replace);
+               const std::function<void(int32_t abandoned, int32_t other)>& replace, int32_t& without_job);
   void hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept;
   void lose(FillLoop& loop, const char* reason) noexcept;
   bool give_up_stuck(bool is_any_at_work);
@@ -225,8 +230,6 @@ class Workers {
   TimedMutex inline_;             // held by the consumer that fills
   bool has_left_inline_ = false;  // guarded by inline_
 
-  std::string lost_;  // why a worker has no thread; used in give_up_hung() only
-
   Reports reports_;
   Skips skips_;
 
@@ -235,7 +238,9 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable left_;
   // Guarded by mutex_ once threads run.
-  int32_t running_ = 0;  // threads that have not left
+  int32_t running_ = 0;   // threads that have not left
+  int32_t starting_ = 0;  // of these, threads of the feed in which the generator starts another one
+  std::string lost_;      // why a worker has no thread
   bool is_dismissed_ = false;
   bool owns_generator_ = false;
   bool have_left_ = false;

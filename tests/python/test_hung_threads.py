@@ -232,3 +232,22 @@ def test_a_generator_that_cannot_be_replaced_goes_on_when_it_returns():
         while feed.stats().slots_filling > 0 and time.monotonic() < deadline:
             time.sleep(0.001)
         assert numbers(feed) == [2000, 2001]
+
+
+def test_a_loop_that_hangs_before_its_first_step_is_told() -> None:
+    gate, calls = threading.Event(), []
+
+    @tn.worker(SCHEMA)
+    def waits(batches):
+        calls.append(None)
+        if len(calls) == 1:
+            assert gate.wait(WATCHDOG)
+        for batch in batches:
+            batch.label[...] = batch.index
+
+    with tn.Feed(waits(), batches=3, fill_timeout=SECONDS, timeout=WATCHDOG) as feed:
+        with pytest.raises(tn.OpError) as told:
+            next(iter(feed))
+        assert told.value.kind == "hung"
+        assert [int(batch.label[0]) for batch in feed] == [0, 1, 2]
+        gate.set()
