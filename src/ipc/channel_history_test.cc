@@ -3,6 +3,7 @@
 // Histories of channels: the test steers processes step by step through random loans, receives, items that
 // are put back, closes and kills. Oracle: a sequential model of the channel gives the answer of each step and
 // the statistics. A failure prints the seed; TENON_SEED=n repeats it, TENON_SOAK=1 takes more steps.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,9 +13,12 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <sstream>
 
-#include "ipc/channel_testing.h"
+#include "ipc/channel_testing.h"  // last
+#include "ipc/handle.h"
+#include "ipc/segment.h"
 
 namespace tenon::impl {
 
@@ -175,6 +179,7 @@ class Model {
     if (count(&End::is_producer) == 0) ++closings_;
   }
   Opening new_opening() const { return {deaths_.size(), 0}; }
+  uint64_t deaths() const { return deaths_.size(); }
   bool has_loan(int who) { return !loans_[who].empty(); }
   bool has_in_hand(int who) { return !in_hand_[who].empty(); }
   bool has_received(int who) { return ends_.contains(who) && ends_[who].n_received > 0; }
@@ -288,6 +293,23 @@ class Model {
 
 class Histories : public testing::TestWithParam<Case> {};
 
+// A second participant of this process, which reaps when it is told to.
+class Reaper {
+ public:
+  explicit Reaper(const api::Channel& channel) {
+    tenon_handle handle{};
+    api::call(tenon_shared_send, channel.memory().get(), &handle);
+    const int fd = ArrayHandle::decode(std::as_bytes(std::span(handle.data, handle.nbytes))).fd;
+    const std::string path = concat("/proc/self/fd/", fd);
+    segment_ = Segment::open(os::File(::open(path.c_str(), O_RDWR | O_CLOEXEC)), true, mutex_owner_);
+  }
+  void reap() { reap_all(segment_->control()); }
+
+ private:
+  MutexOwner mutex_owner_;
+  std::unique_ptr<Segment> segment_;
+};
+
 TEST_P(Histories, AnswerAsTheModelDoes) {
   const int steps = repeats(50'000, 2000, 500);
   const uint64_t seed = new_seed();
@@ -301,13 +323,18 @@ TEST_P(Histories, AnswerAsTheModelDoes) {
   std::unique_ptr<Peer> peers[kPeers];
   Opening openings[kPeers];
   std::string log, line;
-  // A new process takes the place of a dead one, and reaps it. It is told of this death.
+  Reaper reaper(channel);
+  // The dead process is reaped before the next one comes, which is told nothing of it then.
   const auto start = [&](int who) {
-    openings[who] = model.new_opening();
     if (peers[who]) model.kill(who, peers[who]->pid());
     peers[who].reset();
+    ASSERT_TRUE(comes_true([&] {  // another process may be reaping it
+      reaper.reap();
+      return channel.statistics().deaths == model.deaths();
+    }));
     peers[who] = std::make_unique<Peer>(std::vector<std::string>{"steered", name});
     ASSERT_TRUE(peers[who]->hear(&line));
+    openings[who] = model.new_opening();
   };
   for (int who = 0; who < kPeers; ++who) start(who);
   for (int step = 0; step < steps && !HasFailure(); ++step) {
