@@ -114,7 +114,7 @@ void Channel::open_slots() {
   const Control& control = segment_->control();
   if (control.channel_slots != plan_.slots || memory_->data() != segment_->data()) throw_no_channel(*memory_);
   if (look(control.has_channel()) == 0) publish(control.has_channel(), 1u);
-  state_ = control.channel();
+  state_ = reinterpret_cast<ChannelState*>(control.base + control.channel_at);
   ends_ = ChannelEnds(control, *state_);
   table_ = state_->table(plan_.slots);
   const uint64_t nbytes = slot_nbytes_of(*schema_);
@@ -140,7 +140,9 @@ void Channel::open_slots() {
     slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
   }
   used_fields_ = std::make_unique<std::atomic<bool>[]>(plan_.slots * schema_->fields().size());
-  seen_deaths_.store(segment_->deaths_at_opening(), std::memory_order_relaxed);
+  const uint64_t deaths = look(state_->deaths);
+  seen_deaths_.store(deaths - std::min(deaths, segment_->take_deaths_while_joining()),
+                     std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
 

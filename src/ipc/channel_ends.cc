@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ipc/channel_ends.h"
 
+#include <sched.h>
+
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/os.h"
 
@@ -11,6 +14,9 @@ namespace {
 
 // For memory that another process damages all the time.
 constexpr int kMostTries = 10'000;
+
+// How long to wait for another reaper. It may be stopped.
+constexpr int64_t kReaperNs = 1'000'000;
 
 constexpr uint32_t kCountedRoles = kProducer | kMember;
 
@@ -78,10 +84,21 @@ uint32_t ChannelEnds::pid_of_death(uint64_t number) const noexcept {
 }
 
 bool ChannelEnds::reap_dead() const noexcept {
-  bool has_reaped = false;
-  visit_ends(
-      [&](uint32_t p, const ChannelEnd&) { has_reaped = (is_marked(p) && reap(control_, p)) || has_reaped; });
-  return has_reaped;
+  bool has_found = false;
+  visit_ends([&](uint32_t p, const ChannelEnd&) {
+    if (is_marked(p) && (reap(control_, p) || await_reaper(p))) has_found = true;
+  });
+  return has_found;
+}
+
+// False: the process lives, or is ending. A reaper gives the slots back first, so that some microseconds do,
+// unless it does not run.
+bool ChannelEnds::await_reaper(uint32_t p) const noexcept {
+  const Place& place = control_.place(p);
+  const auto is_there = [&] { return look(place.state) == PlaceState::kLive && is_marked(p); };
+  if (is_there() && !os::has_ended({look(place.pid), look(place.start)})) return false;
+  for (const int64_t until = now_ns() + kReaperNs; is_there() && now_ns() < until;) sched_yield();
+  return true;
 }
 
 void ChannelEnds::wake_all() noexcept {

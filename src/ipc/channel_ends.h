@@ -40,8 +40,8 @@ class ChannelEnds {
   void set_roles(uint32_t place, uint32_t roles) noexcept;
   // The number of the process whose death has this number, from 1 on; 0: not known.
   uint32_t pid_of_death(uint64_t number) const noexcept;
-  // Reaps the processes that have died; asks the kernel only about those that it has marked. True: there were
-  // some.
+  // Reaps the processes that have died; asks the kernel only about those that it has marked. If another
+  // thread or process is reaping one, waits a short while for it. True: there were some.
   bool reap_dead() const noexcept;
   // Calls visit(place, end) with each end that may have a role, a slot or an item.
   template <class Visit>
@@ -57,6 +57,7 @@ class ChannelEnds {
   void clear(uint32_t place, uint32_t slots) noexcept;
 
  private:
+  bool await_reaper(uint32_t place) const noexcept;
   void count_death(uint32_t place) noexcept;
   void help(uint64_t number) noexcept;
   std::atomic<uint64_t>& entry(uint64_t number) const noexcept {

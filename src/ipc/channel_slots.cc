@@ -107,10 +107,12 @@ bool Channel::try_loan(Item& item) {
   ensure_role(kProducer);
   const uint32_t signals = look(state_->room.signals);
   if (lend_spare(item)) return true;
-  // Also slots of items that only dead consumers of a broadcast have not received.
-  if (ends_.reap_dead() && lend_spare(item)) return true;
+  // Before an item is dropped: the slots of the dead, also those of items that only dead consumers of a
+  // broadcast have not received. Another process may have given them back since the look, and a slot that was
+  // looked at first may have become free before a later one was taken.
+  const bool were_dead = ends_.reap_dead();
+  if ((were_dead || look(state_->room.signals) != signals) && lend_spare(item)) return true;
   if (may_drop() && drop_oldest(item)) return true;
-  // A slot that was looked at first may have become free before a later one was taken.
   if (look(state_->room.signals) != signals && lend_spare(item)) return true;
   // Not its own fault: a view from before the fork is in the way.
   const uint64_t spare = spare_up_to();
@@ -307,13 +309,13 @@ bool Channel::try_receive(Item& item, uint64_t closings_before) {
     return true;
   };
   if (take()) return true;
-  const bool has_reaped = ends_.reap_dead();  // an item that a dead producer had claimed may be back
+  const bool were_dead = ends_.reap_dead();  // an item that a dead producer had claimed may be back
   // First the news, then another look: what a producer has sent before its end is received before the news.
   // The deaths last: a death is counted before the role of its process ends.
   const uint64_t ended = this->ended(closings_before);
   const uint64_t deaths = look(state_->deaths);
   uint64_t seen = seen_deaths_.load(std::memory_order_relaxed);
-  if (refused == kNoSlot && (deaths > seen || ended != 0 || has_reaped) && take()) return true;
+  if (refused == kNoSlot && (deaths > seen || ended != 0 || were_dead) && take()) return true;
   if (refused != kNoSlot) {
     check_inherited_views(*slots_[refused]);
     return false;

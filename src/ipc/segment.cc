@@ -158,9 +158,11 @@ void Segment::read_record() {
 void Segment::join(MutexOwner& mutex_owner) {
   uses_.reset(static_cast<uint32_t*>(std::calloc(header_.blocks, sizeof(uint32_t))));
   if (uses_ == nullptr) throw std::bad_alloc();
-  if (const ChannelState* const channel = control_.channel())
-    deaths_at_join_.store(look(channel->deaths), std::memory_order_relaxed);
+  const ChannelState* const channel = control_.channel();
+  const uint64_t deaths = channel != nullptr ? look(channel->deaths) : 0;
   participant_ = std::make_unique<Participant>(control_, file_, mutex_owner);
+  if (channel != nullptr)
+    deaths_while_joining_.store(look(channel->deaths) - deaths, std::memory_order_relaxed);
 }
 
 void Segment::commit_block(uint32_t block) {
@@ -373,11 +375,6 @@ bool Segment::free_if_unused(uint32_t index) noexcept {
   return true;
 }
 
-uint64_t Segment::deaths_at_opening() noexcept {
-  const uint64_t at_join = deaths_at_join_.exchange(kNoDeaths, std::memory_order_relaxed);
-  return at_join != kNoDeaths ? at_join : look(control_.channel()->deaths);
-}
-
 void Segment::begin_wait(SharedEvent& event) noexcept {
   const std::scoped_lock uses(uses_lock_);
   for (Waits& waits : waits_) {
@@ -413,6 +410,7 @@ void Segment::become_child() noexcept {
   for (Waits& waits : waits_) waits.threads = 0;
   limited_.clear();  // the parent's
   is_creator_ = false;
+  deaths_while_joining_.store(0, std::memory_order_relaxed);
   // With the parent's open file description, the child would hold the lock of the parent's place.
   const bool has_own_file = os::reopen(file_) &&
                             os::remap(file_, 0, control_.base, Control::nbytes_of(header_), true) &&

@@ -201,9 +201,11 @@ class Segment {
   void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
   bool keeps_name() const noexcept { return static_cast<bool>(name_); }
 
-  // The number of deaths in the segment's channel that a new opening knows. The first one knows those from
-  // before this process had its place: it may have reaped the process that had the place.
-  uint64_t deaths_at_opening() noexcept;
+  // How many deaths in the segment's channel were counted while this process took its place: it may have
+  // reaped the process that had the place. 0 from the second call on.
+  uint64_t take_deaths_while_joining() noexcept {
+    return deaths_while_joining_.exchange(0, std::memory_order_relaxed);
+  }
 
   // A thread of this process sleeps on an event of the segment's channel, so a signal must wake it.
   void begin_wait(SharedEvent& event) noexcept;
@@ -283,8 +285,7 @@ class Segment {
   uint32_t next_message_ = 0;  // where the search for a record begins
 
   std::atomic<uint32_t> users_{0};
-  static constexpr uint64_t kNoDeaths = UINT64_MAX;
-  std::atomic<uint64_t> deaths_at_join_{0};  // kNoDeaths: the channel was opened
+  std::atomic<uint64_t> deaths_while_joining_{0};
 };
 
 }  // namespace tenon::impl

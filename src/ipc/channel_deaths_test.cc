@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A dead process in a channel, as the others see it while it is reaped: by another thread, or by a process
+// that is stopped there.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/repeats_testing.h"
+#include "exec/cells_testing.h"
+#include "ipc/channel.h"
+#include "ipc/peer_testing.h"
+#include "ipc/segments.h"
+#include "tenon/channel.hpp"  // last: inside, some of its names are others
+
+namespace tenon::impl {
+namespace {
+
+Ref<Channel> make(uint32_t slots, WhenFull when_full = WhenFull::kWait, const std::string& name = {}) {
+  const tenon_field field{"k", {TENON_INT, 64, 1}, 0, nullptr};
+  SharedOptions shared;
+  shared.name = name;
+  return Channel::create({&field, 1}, {slots, ChannelMode::kQueue, when_full}, shared);
+}
+
+const Control& control_of(Channel& channel) {
+  return Segments::instance().writable_segment_of(channel.memory()).control();
+}
+
+void send(Channel& channel) { channel.send(*channel.loan(Deadline(0), nullptr)); }
+
+// kTimeout: there was nothing. None: an item.
+std::optional<Code> receive(Channel& channel, int64_t patience_ns = 0, std::string* message = nullptr) {
+  try {
+    return channel.receive(Deadline(patience_ns), nullptr) ? std::nullopt : std::optional(Code::kTimeout);
+  } catch (const Error& e) {
+    if (message != nullptr) *message = e.what();
+    return e.code();
+  }
+}
+
+// A forked process that has a loan of the channel until it is killed.
+class Lender {
+ public:
+  explicit Lender(Channel& channel) {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+    pid_ = fork();
+    if (pid_ == 0) {
+      alarm(600);
+      const Ref<Item> item = channel.loan(Deadline(0), nullptr);
+      (void)!::write(ends[1], "x", 1);
+      while (true) pause();
+    }
+    char byte = 0;
+    EXPECT_EQ(::read(ends[0], &byte, 1), 1);
+    for (const int end : ends) close(end);
+  }
+  ~Lender() {
+    kill(pid_, SIGKILL);
+    EXPECT_EQ(waitpid(pid_, nullptr, 0), pid_);
+  }
+  Lender(const Lender&) = delete;
+  Lender& operator=(const Lender&) = delete;
+
+ private:
+  pid_t pid_ = 0;
+};
+
+// The slot of the dead process is about to be free.
+TEST(ChannelDeaths, ALoanDropsNoItemWhileAnotherThreadReaps) {
+  const Ref<Channel> channel = make(4, WhenFull::kDropOldest);
+  const int rounds = repeats(1000, 60, 10);
+  for (int round = 0; round < rounds; ++round) {
+    {
+      const Lender lender(*channel);
+      for (int i = 0; i < 3; ++i) send(*channel);
+    }
+    std::atomic<int> here{0};
+    const auto begin = [&] {
+      ++here;
+      while (here < 2) {
+      }
+    };
+    const Control& control = control_of(*channel);
+    std::thread reaper([&] {
+      uint32_t dead = 0;
+      while (!(is_dead(look(life_word(control.life(dead)))) && control.places->try_lock(dead))) ++dead;
+      begin();
+      for (const int64_t until = now_ns() + 20'000; now_ns() < until;) {
+      }
+      control.places->unlock(dead);
+      (void)reap(control, dead);
+    });
+    begin();
+    (void)channel->loan(Deadline(0), nullptr);
+    reaper.join();
+    while (receive(*channel) != Code::kTimeout) {
+    }
+  }
+  // The wait for a reaper is short: on a busy machine, it may be off its processor for longer.
+  EXPECT_LE(channel->statistics().dropped, static_cast<uint64_t>(rounds / 2));
+}
+
+// This process has attached the memory before, without a use of the channel.
+TEST(ChannelDeaths, FromBeforeAnOpeningAreNotTold) {
+  const std::string name = new_name();
+  int to[2], from[2];
+  ASSERT_TRUE(pipe(to) == 0 && pipe(from) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(600);
+    char byte = 0;
+    if (::read(to[0], &byte, 1) != 1) _exit(100);
+    const api::Array memory = api::attach(name, false);
+    if (::write(from[1], "x", 1) != 1 || ::read(to[0], &byte, 1) != 1) _exit(101);
+    const api::Channel channel = api::Channel::open(memory);
+    _exit(code_of([&] { (void)channel.receive(std::chrono::nanoseconds(0)); }));
+  }
+  const Ref<Channel> channel = make(4, WhenFull::kWait, name);
+  {
+    const Lender first(*channel);
+  }
+  EXPECT_EQ(receive(*channel), Code::kOwnerDied);
+  send(*channel);  // so that there is a producer
+  EXPECT_EQ(receive(*channel), std::nullopt);
+  char byte = 0;
+  ASSERT_TRUE(::write(to[1], "x", 1) == 1 && ::read(from[0], &byte, 1) == 1);
+  for (int i = 0; i < 3; ++i) {
+    {
+      const Lender lender(*channel);
+    }
+    EXPECT_EQ(receive(*channel), Code::kOwnerDied);
+  }
+  ASSERT_EQ(::write(to[1], "x", 1), 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), TENON_ERR_TIMEOUT);
+  for (const int end : {to[0], to[1], from[0], from[1]}) close(end);
+}
+
+}  // namespace
+}  // namespace tenon::impl
