@@ -48,7 +48,7 @@ typedef struct tenon_generator {
   uint32_t flags; /* TENON_THREADSAFE, TENON_IS_INDEXED, TENON_HAS_STATE, TENON_STARTS_THREADS */
   void* context;
   tenon_fill_function fill;
-  void (*drop)(void* context); /* may be NULL */
+  void (*drop)(void* context); /* may be NULL; may come after tenon_feed_close; in no thread of start */
   const char* name;            /* for messages; copied */
 
   /* Each of the following may be NULL. They are called in the feed's process. */
@@ -57,9 +57,9 @@ typedef struct tenon_generator {
    * attachment. */
   tenon_fill_function prepare;
   /* Starts worker process number worker, which must call tenon_worker_join(link). Returns 0, or a code and a
-   * text. *pid 0 means a thread of this process, which cannot be watched or killed; tenon_feed_close does not
-   * wait for it, and who has started it joins it: see also TENON_STARTS_THREADS. If start is NULL, the feed
-   * forks, and the child calls fill. Called from a thread of the feed. */
+   * text. *pid 0 means a thread of this process, which cannot be watched or killed; tenon_feed_close waits
+   * for it only in tenon_worker_next; who has started it joins it: see also TENON_STARTS_THREADS. If start is
+   * NULL, the feed forks, and the child calls fill. Called from a thread of the feed. */
   int32_t (*start)(void* context, int32_t worker, const char* link, int64_t* pid, char* message,
                    size_t message_size);
   /* Called after the end of such a process; sets *status as waitpid does. NULL: the feed calls waitid. */

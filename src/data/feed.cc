@@ -139,7 +139,10 @@ Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_fee
     start_workers();
   } catch (...) {
     workers_->dismiss();
-    for (std::thread& thread : *threads_) thread.join();
+    for (std::thread& thread : *threads_) {
+      if (thread.joinable()) thread.join();
+    }
+    workers_->end_processes();  // the generator is the caller's
     throw;
   }
   workers_->take_over_generator();
@@ -152,7 +155,8 @@ void Feed::start_workers() {
   for (int32_t worker = 0; !workers_->is_inline() && worker < count; ++worker) {
     if (!workers_->needs_thread(worker)) continue;
     try {
-      threads_->emplace_back(work, workers_, worker);
+      threads_->resize(static_cast<size_t>(worker) + 1);
+      threads_->back() = std::thread(work, workers_, worker);
     } catch (const std::exception& e) {  // of the system, or std::bad_alloc
       throw_error(Code::kSystem, "feed: cannot start worker ", worker + 1, " of ", count, ": ", e.what());
     }
@@ -252,7 +256,8 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
   const auto look = [&](int64_t ns) {
     return item != nullptr ? workers_->queue().next(ns, *item) : workers_->queue().peek(ns);
   };
-  const bool watches_fill = options_.fill_timeout_ns > 0 && workers_->processes() == nullptr;
+  const bool watches_fill =
+      options_.fill_timeout_ns > 0 && (workers_->processes() == nullptr || workers_->are_started());
   const Deadline deadline(timeout_ns);
   while (true) {
     const bool runs_ops = !Engine::instance().has_own_threads();
@@ -474,7 +479,10 @@ void Feed::close(int64_t timeout_ns) {
     have_left && !workers_->has_replaced(static_cast<int32_t>(i)) ? thread.join() : thread.detach();
   }
   threads_->clear();
-  if (have_left) return;
+  if (have_left) {
+    workers_->end_processes();  // where threads that the generator has started are left
+    return;
+  }
   const TicketRing::Snapshot now = workers_->queue().snapshot();
   throw_error(Code::kTimeout, "the feed is closed, but generator '", workers_->generator_name(),
               "' has not returned",

@@ -54,22 +54,15 @@ bool Workers::give_up_hung(const std::function<void(int32_t abandoned, int32_t o
     return since >= FillLoop::kIdle && !is_late(since);
   });
   bool has_given_up = false, is_any_stuck = !lost_text().empty();
-  int32_t without_job = -1;  // the worker whose thread has been abandoned outside of a fill
   for (FillLoop& loop : loops_) {
     // pairs with: Workers::begin, "what a loop is busy with"
     const int64_t since = loop.since_ns.load(std::memory_order_acquire);
     if (!is_late(since)) continue;
-    if (may_replace() && abandon(loop, since, replace, without_job)) {
+    if (may_replace() && abandon(loop, since, replace, is_any_in_time)) {
       has_given_up = true;
     } else {
       is_any_stuck = true;
     }
-  }
-  // The batch that no worker has begun would have been one of that thread.
-  if (without_job >= 0 && !is_any_in_time && options_.on_error == TENON_ON_ERROR_RAISE) {
-    TicketFailure failure = hung(without_job, "its thread has not asked for a batch, and is left behind");
-    failure.was_begun = false;
-    (void)queue_.fail_wanted(failure);
   }
   return has_given_up || (is_any_stuck && give_up_stuck(is_any_in_time));
 }
@@ -88,10 +81,10 @@ FillLoop* Workers::find_free_loop() noexcept {
   return found == loops_.end() ? nullptr : &*found;
 }
 
-// False: there is no loop or slot for another thread. without_job: set to the worker if the loop had no fill.
+// False: there is no loop or slot for another thread. is_any_in_time: another one does not hang.
 bool Workers::abandon(FillLoop& loop, int64_t since_ns,
                       const std::function<void(int32_t abandoned, int32_t other)>& replace,
-                      int32_t& without_job) {
+                      bool is_any_in_time) {
   FillLoop* const other = find_free_loop();
   if (other == nullptr) return false;
   int32_t spare = Slots::kNone;
@@ -110,8 +103,13 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
     leave();
     return true;
   }
-  if (!loop.has_job()) without_job = loop.worker;
   hand_over(loop, *other, spare);
+  if (!loop.has_job() && !is_any_in_time && options_.on_error == TENON_ON_ERROR_RAISE) {
+    // The batch that no worker has begun would have been one of this thread. Before another one begins it.
+    TicketFailure failure = hung(loop.worker, "its thread has not asked for a batch, and is left behind");
+    failure.was_begun = false;
+    (void)queue_.fail_wanted(failure);
+  }
   abandoned_.fetch_add(1, std::memory_order_relaxed);
   report(loop, since_ns);
   other->since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);

@@ -3,7 +3,9 @@
 // Workers: threads that the generator has started, such as those of Python. They run loops by the functions
 // here, in place of work().
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -116,8 +118,8 @@ std::string Workers::start_thread(FillLoop& loop) {
   return failure;
 }
 
-// In place of a thread that is abandoned. The caller is a consumer, which waits no longer than it wants to: the
-// generator may take long to start a thread, or need what other threads have.
+// In place of a thread that is abandoned. The caller is a consumer, which waits no longer than it wants to:
+// the generator may take long to start a thread, or need what other threads have.
 void Workers::start_beside(FillLoop& loop) noexcept {
   expect_thread(loop);
   const auto note = [this](FillLoop& l, const std::string& failure) {
@@ -148,10 +150,12 @@ void Workers::start_processes() {
   const bool may_be_threads = generator_.start != nullptr;
   for (int32_t i = 0; may_be_threads && i < count_; ++i) expect_thread(loops_[static_cast<size_t>(i)]);
   processes_->start();
+  int32_t threads = 0;
   for (int32_t i = 0; may_be_threads && i < count_; ++i) {
     FillLoop& loop = loops_[static_cast<size_t>(i)];
     if (!processes_->has_process(i)) {
       are_started_ = true;
+      ++threads;
       (void)note_start(loop, false);
       continue;
     }
@@ -160,14 +164,28 @@ void Workers::start_processes() {
     loop.is_starting = false;
     loop.since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
   }
+  has_processes_ = threads < count_;
 }
 
-// Those that have not left are threads that the generator has started. Requires mutex_.
+// Those that have not left are threads that the generator has started, and run code of their own: this one,
+// or others, which leave when they ask for the next fill. One that waits for it leaves at once. Requires
+// mutex_.
 bool Workers::are_rest_started() const noexcept {
-  const auto is_started = [](const FillLoop& loop) {
-    return loop.started == Started::kAwaited || loop.started == Started::kJoined;
+  const auto this_thread_id = static_cast<uint32_t>(syscall(SYS_gettid));
+  const auto is_left_alone = [&](const FillLoop& loop) {
+    return loop.started == Started::kJoined &&
+           (loop.since_ns.load(std::memory_order_relaxed) != FillLoop::kIdle ||
+            loop.thread.load(std::memory_order_relaxed) == this_thread_id);
   };
-  return running_ > 0 && running_ == std::ranges::count_if(loops_, is_started);
+  return running_ > 0 && running_ == std::ranges::count_if(loops_, is_left_alone);
+}
+
+// In a thread that the generator has started, and may join when it is dropped.
+void Workers::leave_started() noexcept {
+  if (!note_left()) return;
+  const BlockedSignals blocked;
+  start_thread_surely(
+      [&] { std::thread([self = Ref<Workers>::share(this)] { self->drop_generator(); }).detach(); });
 }
 
 Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
@@ -176,7 +194,7 @@ Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
   // pairs with: Workers::abandon, "what a loop is busy with"
   if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
     return_late(loop);
-    leave();
+    leave_started();
     return taken;
   }
   const Workers* const outer = std::exchange(working_for_, this);  // prepare is the generator's
@@ -215,13 +233,13 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
       note_outside(loop);
       return true;
     }
-    leave();
+    leave_started();
   } catch (const std::exception&) {
     queue_.stop();  // as in next_fill()
     // pairs with: Workers::abandon, "what a loop is busy with"
     if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
       return_late(loop);
-      leave();
+      leave_started();
     } else {
       leave(loop);
     }
@@ -242,7 +260,7 @@ void Workers::leave(FillLoop& loop) noexcept {
     const std::scoped_lock lock(mutex_);
     loop.started = Started::kNo;
   }
-  leave();
+  leave_started();
 }
 
 void Workers::end_thread(FillLoop& loop) noexcept {
@@ -250,7 +268,7 @@ void Workers::end_thread(FillLoop& loop) noexcept {
   // pairs with: Workers::abandon, "what a loop is busy with"
   if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
     return_late(loop);
-    return leave();
+    return leave_started();
   }
   {
     std::unique_lock lock(mutex_);

@@ -55,6 +55,10 @@ std::unique_ptr<Worker> Worker::join(const std::string& text) {
 }
 
 std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
+  if (link.fd < 0) {
+    throw_error(Code::kNotFound, "the workers of this feed are threads of process ", link.process.pid,
+                ": worker ", link.loop, " can join it only there");
+  }
   os::File file;
   if (os::process_of(link.process.pid).start == link.process.start)
     file = os::open_memory_of(link.process.pid, link.fd, kFeedFilePrefix);

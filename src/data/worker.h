@@ -20,7 +20,7 @@ namespace tenon::impl {
 struct WorkerLink {
   os::Process process;
   uint32_t feed = 0;  // which one of the process
-  int fd = -1;        // of its memory; -1: its workers are threads
+  int fd = -1;        // of its memory; -1: the worker is a thread of the process
   int32_t loop = 0;
 
   std::string text() const;

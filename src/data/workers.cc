@@ -30,6 +30,8 @@ constexpr uint64_t kStateNbytes = 64 << 10;
 // How long a worker process may take to end by itself.
 constexpr int64_t kGraceNs = 400'000'000;
 
+constexpr int64_t kLeftLookNs = 5'000'000;  // between two looks whether all have left
+
 std::atomic<uint32_t> feeds{0};
 
 Order order_of(const tenon_feed_options& options) {
@@ -131,6 +133,7 @@ void Workers::start() {
     running_ = count_;
   }
   if (is_inline()) return;
+  has_processes_ = processes_.has_value();
   if (generator_.start != nullptr && (are_started_ || processes_)) set_findable(true);
   if (processes_) return start_processes();
   for (int32_t i = 0; are_started_ && i < count_; ++i) {
@@ -298,10 +301,13 @@ Workers::JobTake Workers::take_job(FillLoop& loop, const Deadline& deadline, Job
       failure.was_begun = false;
       failure.set_message(reason.c_str());
       queue_.fail(job, failure);
+      if (!is_inline() && deadline.leaves_no_time()) return JobTake::kNone;
       continue;
     }
     reset_slot(layout_, *schema_, slots_->data(job.slot));
     if (generator_.prepare == nullptr || prepare(loop, job)) return JobTake::kJob;
+    // Each batch may be skipped. A consumer that fills looks itself.
+    if (!is_inline() && deadline.leaves_no_time()) return JobTake::kNone;
   }
 }
 
@@ -585,12 +591,28 @@ void Workers::leave_inline(int64_t timeout_ns) {
   if (!std::exchange(has_left_inline_, true)) leave();
 }
 
+void Workers::end_processes() noexcept {
+  const std::scoped_lock lock(ending_);
+  if (processes_) (void)processes_->end(kGraceNs);
+}
+
+// True: it was the last one.
+bool Workers::note_left() noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (--running_ == 0) return true;
+  left_.notify_all();
+  return false;
+}
+
 void Workers::leave() noexcept {
+  if (note_left()) drop_generator();
+}
+
+void Workers::drop_generator() noexcept {
   std::unique_lock lock(mutex_);
-  if (--running_ > 0) return left_.notify_all();
   if (owns_generator_ && generator_.drop != nullptr) {
     lock.unlock();
-    if (processes_) (void)processes_->end(kGraceNs);
+    end_processes();
     generator_.drop(generator_.context);
     lock.lock();
   }
@@ -631,9 +653,11 @@ bool Workers::wait_until_left(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   const auto left = [this] { return have_left_ || are_rest_started(); };
   const Deadline deadline(timeout_ns);
-  if (!deadline.is_never()) return left_.wait_until(lock, deadline.time_point(), left);
-  left_.wait(lock, left);
-  return true;
+  // One that the generator has started does not tell that it has begun to fill.
+  while (!left() && !deadline.has_passed()) {
+    left_.wait_for(lock, std::chrono::nanoseconds(std::min(deadline.left_ns(), kLeftLookNs)));
+  }
+  return left();
 }
 
 void Workers::put_counts(tenon_feed_statistics& s) const noexcept {

@@ -55,8 +55,8 @@ class Workers {
   Slots& slots() const noexcept { return *slots_; }
   TicketRing& queue() noexcept { return queue_; }
   const std::string& generator_name() const noexcept { return name_; }
-  // Null: the workers are threads.
-  WorkerProcesses* processes() noexcept { return processes_ && !are_started_ ? &*processes_ : nullptr; }
+  // Null: the workers are threads. Valid after start().
+  WorkerProcesses* processes() noexcept { return has_processes_ ? &*processes_ : nullptr; }
   const SlotLayout& layout() const noexcept { return layout_; }
   bool has_state() const noexcept { return (generator_.flags & TENON_HAS_STATE) != 0; }
   // Sets the numbers that are counted here.
@@ -117,11 +117,13 @@ class Workers {
   // Whether a call of the generator has not returned that no one can end.
   bool is_busy();
   // True when all workers have left and the generator is dropped, or only threads are left that the generator
-  // has started: who has started them joins them.
+  // has started, and that run code of their own: who has started them joins them.
   bool wait_until_left(int64_t timeout_ns);
+  // Ends the worker processes. After dismiss().
+  void end_processes() noexcept;
   // The generator, in this thread, is the caller.
   bool is_called_by_worker() const noexcept { return working_for_ == this; }
-  // The workers are threads that the generator has started. Constant after start().
+  // One of the workers at least is a thread that the generator has started. Constant after start().
   bool are_started() const noexcept { return are_started_; }
 
   void retain() noexcept { refs_.increment(); }
@@ -175,7 +177,7 @@ class Workers {
   std::string lost_text();
   FillLoop* find_free_loop() noexcept;
   bool abandon(FillLoop& loop, int64_t since_ns,
-               const std::function<void(int32_t abandoned, int32_t other)>& replace, int32_t& without_job);
+               const std::function<void(int32_t abandoned, int32_t other)>& replace, bool is_any_in_time);
   void hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept;
   void lose(FillLoop& loop, const char* reason) noexcept;
   bool give_up_stuck(bool is_any_at_work);
@@ -201,7 +203,10 @@ class Workers {
   bool skip(const Job& job, const FillResult& result) noexcept;
   void settle(int32_t worker, const Job& job, const FillResult& result) noexcept;
   void check_fill(const Job& job, FillResult& result);
+  bool note_left() noexcept;
   void leave() noexcept;
+  void leave_started() noexcept;
+  void drop_generator() noexcept;
   void leave(FillLoop& loop) noexcept;
 
   // The feed whose generator this thread runs.
@@ -219,8 +224,10 @@ class Workers {
 
   TicketRing queue_;
   std::optional<WorkerProcesses> processes_;
-  bool are_started_;         // constant after start()
-  Workers* next_ = nullptr;  // of those that threads may join; guarded by a lock of all
+  bool are_started_;            // one at least, by the generator; constant after start()
+  bool has_processes_ = false;  // constant after start()
+  std::mutex ending_;           // of processes_
+  Workers* next_ = nullptr;     // of those that threads may join; guarded by a lock of all
   // Shared: plain counters.
   std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0}, abandoned_{0};
   std::vector<FillTimes> times_;   // by worker

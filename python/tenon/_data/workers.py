@@ -559,7 +559,11 @@ class Workers:
                 name=f"tenon-worker-{worker}",
                 daemon=True,
             )
-            thread.start()
+            try:
+                thread.start()
+            except BaseException:  # whose traceback may be kept, and would keep the worker
+                del native, thread
+                raise
             self._threads = [one for one in self._threads if one[0].is_alive()]
             self._threads.append((thread, weakref.ref(native)))
             return 0
