@@ -202,7 +202,7 @@ def test_a_failure_that_is_ready_keeps_no_batch_and_no_iterator():
     def loop(feed):
         steps = iter(feed)
         next(steps)
-        while feed.stats().slots_ready == 0:  # batch 2, so that the failure of batch 1 is ready
+        while not (stats := feed.stats()).per_worker[0].failures or stats.slots_filling:
             time.sleep(0.001)
         try:
             for _ in steps:
