@@ -52,8 +52,8 @@ void try_link(std::span<const uint8_t> bytes) {
   try {
     const WorkerLink link = WorkerLink::parse(text);
     const WorkerLink again = WorkerLink::parse(link.text());
-    if (again.feed.pid != link.feed.pid || again.feed.start != link.feed.start || again.fd != link.fd ||
-        again.ring != link.ring) {
+    if (again.process != link.process || again.feed != link.feed || again.fd != link.fd ||
+        again.loop != link.loop) {
       std::abort();
     }
   } catch (const Error&) {
