@@ -238,10 +238,10 @@ void Feed::help_starved() {
 }
 
 // False: no thread hangs, or the feed is being closed.
-bool Feed::give_up_hung() {
+bool Feed::give_up_hung(bool has_waited) {
   const std::unique_lock lock(closing_, std::try_to_lock);
   if (!lock || workers_->is_dismissed()) return false;
-  return workers_->give_up_hung([this](int32_t abandoned, int32_t other) {
+  return workers_->give_up_hung(has_waited, [this](int32_t abandoned, int32_t other) {
     std::vector<std::thread>& threads = *threads_;
     threads[static_cast<size_t>(abandoned)].detach();
     threads.resize(std::max(threads.size(), static_cast<size_t>(other) + 1));
@@ -290,7 +290,7 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
     }
     outcome = look(step);
     if (outcome != TicketRing::NextBatch::kLate) return true;
-    if (watches_fill && give_up_hung()) continue;
+    if (watches_fill && give_up_hung(step != 0)) continue;
     if (timeout_ns == 0 || deadline.has_passed()) return false;
   }
 }

@@ -87,7 +87,7 @@ class Feed {
   void start_workers();
   std::string failure_text(const TicketRing::Delivery& item) const;
   std::string held_text(uint64_t epoch);
-  bool give_up_hung();
+  bool give_up_hung(bool has_waited);
   bool wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::NextBatch& outcome);
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;

@@ -58,6 +58,12 @@ enum class Started {
 struct FillLoop {
   // In place of the time when a fill began.
   static constexpr int64_t kIdle = 0, kAbandoned = -1, kFree = -2;
+  // An odd time is that of a thread outside of a fill, an even one that of a fill.
+  static constexpr int64_t outside(int64_t ns) noexcept { return ns | 1; }
+  static constexpr int64_t in_fill(int64_t ns) noexcept { return ns & ~int64_t{1}; }
+  static constexpr bool is_outside(int64_t since_ns) noexcept {
+    return since_ns > kIdle && since_ns % 2 != 0;
+  }
 
   int32_t number = 0;
   // Of the thread that runs it; of the one that abandons it from then on.

@@ -3,6 +3,8 @@
 // Calls of the functions of generators and plug-ins.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -31,6 +33,13 @@ int32_t call_checked(char* message, size_t message_size, Call call, AtEnd at_end
 // "returned 3", or "failed": an exception, which a message describes, has no code.
 inline std::string failed_text(int32_t code, const char* message) {
   return code == -1 && message[0] != '\0' ? "failed" : concat("returned ", code);
+}
+
+// A start function has returned this number. It must not be sent signals unless it can be that of a worker:
+// a number that is not positive is of several processes.
+inline bool may_be_worker(int64_t pid) noexcept { return pid > 0 && pid <= INT32_MAX && pid != getpid(); }
+inline std::string no_worker_text(int32_t worker, int64_t pid) {
+  return concat("worker ", worker, " cannot be process ", pid, ", whose number its start has returned");
 }
 
 // Of a start function; the code of an exception is -1, with a text.

@@ -3,6 +3,7 @@
 // Workers: threads whose generator does not return.
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -44,20 +45,22 @@ bool Workers::may_replace() const noexcept {
   return are_started_ || (generator_.flags & TENON_THREADSAFE) != 0;
 }
 
-bool Workers::give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace) {
+bool Workers::give_up_hung(bool has_waited,
+                           const std::function<void(int32_t abandoned, int32_t other)>& replace) {
   const auto is_late = [&](int64_t since) {
     return since > FillLoop::kIdle && now_ns() - since >= options_.fill_timeout_ns;
   };
-  // Those that were not begun by this call.
+  // Those that were not begun by this call. Only the worker in turn may take the consumer's next batch.
+  const std::optional<int32_t> turn = queue_.worker_in_turn();
   const bool is_any_in_time = std::ranges::any_of(loops_, [&](const FillLoop& loop) {
     const int64_t since = loop.since_ns.load(std::memory_order_relaxed);
-    return since >= FillLoop::kIdle && !is_late(since);
+    return since >= FillLoop::kIdle && !is_late(since) && (!turn || loop.worker == *turn);
   });
   bool has_given_up = false, is_any_stuck = !lost_text().empty();
   for (FillLoop& loop : loops_) {
     // pairs with: Workers::begin, "what a loop is busy with"
     const int64_t since = loop.since_ns.load(std::memory_order_acquire);
-    if (!is_late(since)) continue;
+    if (!is_late(since) || (!has_waited && FillLoop::is_outside(since))) continue;
     if (may_replace() && abandon(loop, since, replace, is_any_in_time)) {
       has_given_up = true;
     } else {
@@ -127,14 +130,14 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
 
 // Its thread cannot be started.
 void Workers::lose(FillLoop& loop, const char* reason) noexcept {
+  // pairs with: Workers::abandon, "what a loop is busy with"
+  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+    return_late(loop);  // its start has taken too long, too, and there is another one
+    return leave();
+  }
   {
     const std::scoped_lock lock(mutex_);
     lost_ = reason;
-  }
-  // pairs with: Workers::abandon, "what a loop is busy with"
-  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
-    return_late(loop);  // its start has taken too long, too
-    return leave();
   }
   const TicketFailure failure = hung(loop.worker, reason);
   for (; loop.has_job(); ++loop.settled) queue_.fail(loop.job(), failure);

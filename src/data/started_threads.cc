@@ -60,7 +60,7 @@ void Workers::expect_thread(FillLoop& loop) noexcept {
   const std::scoped_lock lock(mutex_);
   loop.started = Started::kAwaited;
   loop.is_starting = true;
-  loop.since_ns.store(now_ns(), std::memory_order_relaxed);
+  loop.since_ns.store(FillLoop::outside(now_ns()), std::memory_order_relaxed);
 }
 
 // The generator's start has returned. False: there is no thread, and the caller decides what becomes of the
@@ -90,7 +90,8 @@ std::string Workers::call_start(const FillLoop& loop) noexcept try {
       generator_.start(generator_.context, loop.worker, link.c_str(), &pid, text, sizeof text);
   text[sizeof text - 1] = '\0';
   if (code != 0) return start_failure_text(loop.worker, false, code, text);
-  if (pid <= 0) return {};
+  if (pid == 0) return {};
+  if (!may_be_worker(pid)) return no_worker_text(loop.worker, pid);
   int32_t status = 0;
   (void)kill(static_cast<pid_t>(pid), SIGKILL);
   if (generator_.reap != nullptr) {
@@ -250,7 +251,7 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
 // The thread runs code of its own until the next next_fill().
 void Workers::note_outside(FillLoop& loop) noexcept {
   // pairs with: Workers::abandon, "what a loop is busy with"
-  loop.since_ns.store(now_ns(), std::memory_order_release);
+  loop.since_ns.store(FillLoop::outside(now_ns()), std::memory_order_release);
 }
 
 // Its thread does nothing more.

@@ -3,6 +3,7 @@
 // Generators that start threads of this process. Oracle: the words of a batch follow from (epoch, index), and
 // each batch is delivered once, or told as a failure. Each law holds with and without TENON_STARTS_THREADS.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "data/feed.h"
+#include "data/generator_call.h"
 #include "data/worker.h"
 
 namespace tenon::impl {
@@ -41,6 +43,7 @@ bool comes_true(const std::function<bool()>& condition) {
 struct Starter {
   uint32_t flags = TENON_THREADSAFE;
   int32_t fails_at = -1;                    // the worker that is not started
+  int64_t pid = 0;                          // what its start returns
   bool joins = true;                        // else its threads do not exist
   std::atomic<uint64_t> leaves_at{kNever};  // the index at which a thread leaves
   bool leaves_between = false;              // not within the fill
@@ -113,7 +116,7 @@ struct Starter {
     g.fill = [](void*, const tenon_fill_request*, char*, size_t) { return 1; };
     g.start = [](void* context, int32_t worker, const char* link, int64_t* pid, char*, size_t) {
       auto& self = *static_cast<Starter*>(context);
-      *pid = 0;
+      *pid = self.pid;
       if (worker == self.fails_at) return 7;
       while (self.blocks_start && !self.is_released) std::this_thread::sleep_for(1ms);
       const std::scoped_lock lock(self.mutex);
@@ -397,6 +400,35 @@ TEST_P(StartedThreads, OneThatIsLateBeforeItsFirstFillIsReplaced) {
   }
 }
 
+// The other one waits for a fill, but the next batch is not its.
+TEST_P(StartedThreads, OneThatIsLateInItsTurnIsToldBesideOneThatWaits) {
+  starter_.hangs_early = 1;
+  tenon_feed_options o = options(2, 10);
+  o.flags |= TENON_ROUND_ROBIN;
+  o.fill_timeout_ns = 200'000'000;
+  Feed feed(starter_.generator(), schema(), o);
+  feed.begin();
+  std::string text = failure_of(feed);
+  if (text == "batch 0") text = failure_of(feed);  // of the worker that does not hang
+  EXPECT_NE(text.find("has not asked for a batch"), std::string::npos) << text;
+  EXPECT_EQ(feed.failure().kind, TENON_HUNG);
+}
+
+// It may wait for a lock that the caller has, such as Python's.
+TEST_P(StartedThreads, OneOutsideOfAFillIsNotLateForACallerThatDoesNotWait) {
+  starter_.hangs_early = 1;
+  tenon_feed_options o = options(1, 10);
+  o.fill_timeout_ns = 50'000'000;
+  Feed feed(starter_.generator(), schema(), o);
+  feed.begin();
+  std::this_thread::sleep_for(3 * std::chrono::nanoseconds(o.fill_timeout_ns));
+  Ref<Batch> batch;
+  EXPECT_FALSE(feed.next(0, batch));
+  EXPECT_EQ(feed.statistics().abandoned, 0u);
+  EXPECT_NE(failure_of(feed).find("has not asked for a batch"), std::string::npos);
+  EXPECT_EQ(feed.statistics().abandoned, 1u);
+}
+
 TEST_P(StartedThreads, OneThatGoesOnWithABatchMayBeLateBeforeIt) {
   starter_.hangs_at = 5;
   starter_.hangs = 1;
@@ -496,6 +528,21 @@ TEST_P(StartedThreads, OneThatCannotBeStartedIsAnErrorOfTheFeed) {
   starter_.join();
   EXPECT_EQ(starter_.left, 1);
   EXPECT_EQ(starter_.drops, 0) << "the generator is the caller's";
+}
+
+TEST_P(StartedThreads, ANumberThatIsNoWorkersIsAnErrorAndGetsNoSignal) {
+  starter_.joins = false;
+  for (const int64_t pid : {int64_t{getpid()}, int64_t{-1}, int64_t{INT32_MAX} + getpid() + 1}) {
+    starter_.pid = pid;
+    try {
+      const Feed feed(starter_.generator(), schema(), options(1, 10));
+      FAIL() << "it was made";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.what(), no_worker_text(0, pid));
+      EXPECT_EQ(e.code(), Code::kOp);
+    }
+    starter_.is_callers = true;
+  }
 }
 
 TEST_P(StartedThreads, OneThatCannotBeReplacedIsToldWithItsReason) {

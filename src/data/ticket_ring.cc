@@ -398,6 +398,12 @@ bool TicketRing::fail_wanted(const TicketFailure& failure) {
   return true;
 }
 
+std::optional<int32_t> TicketRing::worker_in_turn() {
+  const std::scoped_lock lock(consuming_);
+  if (round_robin_ == 0 || !is_active_ || table_.given() >= next_) return std::nullopt;
+  return static_cast<int32_t>(worker_of(round_, place_of(next_)));
+}
+
 // The entry changes after the word, and only from the slot of the ticket, which may be free by then.
 bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t holder) {
   const std::scoped_lock lock(consuming_);

@@ -143,6 +143,8 @@ class TicketRing {
   // thread keeps its slot, which does not count as being filled any more. False: no consumer waits for it, or
   // it was settled; the spare slot is the caller's.
   bool abandon(const Ticket& ticket, const Ticket& again, uint32_t holder);
+  // With round_robin: the worker whose turn the consumer's next batch is, if none has begun it.
+  std::optional<int32_t> worker_in_turn();
   // No more tickets and batches; wakes all waiters.
   void stop();
 

@@ -165,6 +165,8 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
     }
     if (failure.empty() && pid == 0) {
       if (has_ended) failure = concat("worker ", worker, " was a process, and is started as a thread");
+    } else if (failure.empty() && !may_be_worker(pid)) {
+      failure = no_worker_text(worker, pid);
     } else if (failure.empty()) {
       os::File process = pidfd_open(pid);
       if (!process) {

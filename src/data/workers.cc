@@ -495,7 +495,7 @@ Workers::JobTake Workers::begin(FillLoop& loop, const Deadline& deadline) {
   if (has_state()) put_state(loop.worker, job);
   // pairs with: Workers::abandon, "what a loop is busy with"
   if (options_.fill_timeout_ns > 0 || loop.started != Started::kNo)
-    loop.since_ns.store(now_ns(), std::memory_order_release);
+    loop.since_ns.store(FillLoop::in_fill(now_ns()), std::memory_order_release);
   return JobTake::kJob;
 }
 

@@ -93,9 +93,11 @@ class Workers {
   void take_over_generator() noexcept;
 
   // Gives up the fills of threads that have taken longer than fill_timeout_ns, and abandons these threads.
+  // has_waited: the caller has just waited, without a lock. Else a thread that runs no fill may only wait for
+  // a lock of the caller's, such as Python's, and does not count as hung.
   // replace: lets the thread of one loop go, and starts that of another. False: there were none.
   // One call at a time, and none after dismiss().
-  bool give_up_hung(const std::function<void(int32_t abandoned, int32_t other)>& replace);
+  bool give_up_hung(bool has_waited, const std::function<void(int32_t abandoned, int32_t other)>& replace);
   // The oldest text on an abandoned thread, on skipped batches or on a field that was not written.
   std::string take_report() { return reports_.take(); }
 
