@@ -236,9 +236,10 @@ def test_skips_without_an_end_are_reported_and_limited(caplog, options):
     with tn.Feed(fill, SCHEMA, on_error="skip", **options) as feed:
         batches = iter(feed)
         assert next(batches).index == 20
-        with pytest.raises(tn.OpError, match=r"1000 batches in a row(.|\n)*no picture 10\d\d") as caught:
+        with pytest.raises(tn.OpError, match=r"1000 batches in a row(.|\n)*no picture 1\d\d\d") as caught:
             next(batches)
-        assert 1000 <= caught.value.index <= 1030
+        # A worker may be up to 256 numbers (the entries of the table) ahead of one that has not settled its batch.
+        assert 1000 <= caught.value.index <= 1020 + 256
         assert feed.stats().skipped >= 1000
     texts = [record.message for record in caplog.records]
     for count, text in zip((10, 100, 1000), texts, strict=True):
