@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lets threads of one process sleep until a condition holds that other threads change without a lock.
+// Lets threads sleep until a condition holds that other threads change without a lock: threads of one process,
+// or of the processes that map the memory of the event.
 #pragma once
 
 #include <algorithm>
@@ -16,44 +17,69 @@ namespace tenon::impl {
 // does so by a sequentially consistent store, then signals. The condition reads it in the same way. So either
 // the sleeper sees the change in its last look, or the signal sees the sleeper. Without sleepers, a signal
 // stores nothing.
-// Threads: any. signal_one() and signal_all() never block, and take no lock.
+//
+// Of a shared event, a process may be killed while it sleeps, or killed or stopped between its change and its
+// signal. So who reaps a process calls forget(), and sleepers look at the condition from time to time.
+// Threads: any. signal_one(), signal_all() and forget() never block, and take no lock.
 struct Event {
+  // Between two looks of those who sleep on a shared event.
+  static constexpr int64_t kLookNs = 200'000'000;
+
   std::atomic<uint32_t> signals;
-  std::atomic<uint32_t> sleepers;
+  uint32_t is_shared;  // not 0: between processes; constant before the first use
+  // The generation, then 32 bits of their number. A sleeper counts in the generation in which it has announced
+  // itself.
+  std::atomic<uint64_t> sleepers;
 
   void signal_one() noexcept {
-    if (count()) futex_wake_one(signals);
+    if (count()) futex_wake_one(signals, is_shared != 0);
   }
   void signal_all() noexcept {
-    if (count()) futex_wake_all(signals);
+    if (count()) futex_wake_all(signals, is_shared != 0);
   }
 
   bool has_sleepers() const noexcept {
-    // pairs with: Event::sleep, "a sleeper"
-    return sleepers.load(std::memory_order_seq_cst) != 0;
+    // pairs with: Event::announce_sleeper, "a sleeper"
+    return static_cast<uint32_t>(sleepers.load(std::memory_order_seq_cst)) != 0;
+  }
+
+  // A process has died, which may have slept: its threads do not count any more. Those of others wake, and
+  // announce themselves again before they look at the condition. The generation changes before the signals: a
+  // sleeper that has read the signals before does not sleep, and one that reads them now sees the generation.
+  void forget() noexcept {
+    // pairs with: Event::announce_sleeper and Event::generation, "a sleeper"
+    uint64_t now = sleepers.load(std::memory_order_seq_cst);
+    while (!sleepers.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_seq_cst)) {
+    }
+    // pairs with: Event::sleep, "signals"
+    signals.fetch_add(1, std::memory_order_release);
+    futex_wake_all(signals, is_shared != 0);
   }
 
   // Sleeps until is_over() holds, which is called again after each signal. False: the time has passed.
   template <class Condition>
   bool sleep(const Deadline& deadline, Condition is_over) {
-    // pairs with: Event::has_sleepers, "a sleeper"
-    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    uint32_t announced = announce_sleeper();
     bool is_in_time = true;
     while (true) {
-      // pairs with: Event::count, "signals"
+      // pairs with: Event::count and Event::forget, "signals"
       const uint32_t seen = signals.load(std::memory_order_acquire);
+      if (generation() != announced) announced = announce_sleeper();
       if (is_over()) break;
-      if (deadline.is_never()) {
-        (void)futex_wait(signals, seen);
-      } else if (const int64_t left = deadline.left_ns(); left > 0) {
-        (void)futex_wait_for(signals, seen, left);
-      } else {
+      const int64_t left = deadline.left_ns();
+      if (left <= 0) {
         is_in_time = false;
         break;
       }
+      if (is_shared != 0) {
+        (void)futex_wait_for(signals, seen, std::min(left, kLookNs), true);
+      } else if (deadline.is_never()) {
+        (void)futex_wait(signals, seen);
+      } else {
+        (void)futex_wait_for(signals, seen, left);
+      }
     }
-    // pairs with: Event::has_sleepers, "a sleeper"
-    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    note_awake(announced);
     return is_in_time;
   }
 
@@ -63,6 +89,23 @@ struct Event {
     // pairs with: Event::sleep, "signals"
     signals.fetch_add(1, std::memory_order_release);
     return true;
+  }
+
+  uint32_t generation() const noexcept {
+    // pairs with: Event::forget, "a sleeper"
+    return static_cast<uint32_t>(sleepers.load(std::memory_order_seq_cst) >> 32);
+  }
+  // Returns the generation in which it counts.
+  uint32_t announce_sleeper() noexcept {
+    // pairs with: Event::has_sleepers, "a sleeper"
+    return static_cast<uint32_t>(sleepers.fetch_add(1, std::memory_order_seq_cst) >> 32);
+  }
+  void note_awake(uint32_t announced) noexcept {
+    // pairs with: Event::has_sleepers and Event::forget, "a sleeper"
+    uint64_t now = sleepers.load(std::memory_order_seq_cst);
+    while (now >> 32 == announced &&
+           !sleepers.compare_exchange_weak(now, now - 1, std::memory_order_seq_cst)) {
+    }
   }
 };
 
