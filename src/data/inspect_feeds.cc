@@ -16,9 +16,9 @@ namespace {
 // A file with more than these is damaged: a sparse file of any size cannot keep the observer busy.
 constexpr int32_t kMostRings = 4096;
 
-FeedHead read_head(const MemoryFile& memory) {
-  FeedHead head{};
-  memory.read(0, &head, offsetof(FeedHead, version) + sizeof head.version);
+RingsHead read_head(const MemoryFile& memory) {
+  RingsHead head{};
+  memory.read(0, &head, offsetof(RingsHead, version) + sizeof head.version);
   if (head.magic == 0) throw_error(Code::kValue, "it is being made");
   if (head.magic != kFeedMagic) {
     throw_error(Code::kValue, "it begins with ", head.magic, " and not with ", kFeedMagic,
@@ -61,7 +61,7 @@ FeedReport::WorkerReport worker_in(const RequestRing& ring) {
 }
 
 void read_feed(const MemoryFile& memory, FeedReport* feed) {
-  const FeedHead head = read_head(memory);
+  const RingsHead head = read_head(memory);
   const auto fields = static_cast<size_t>(head.fields);
   feed->process = {head.pid, os::command_of(head.pid),
                    head.start != 0 && os::start_of(head.pid) == head.start, os::is_stopped(head.pid)};

@@ -49,7 +49,7 @@ class Content {
  public:
   Content() : bytes(control_nbytes(kFields, kWorkers) + kControlPage) {
     const os::Process self = os::this_process();
-    FeedHead& h = head();
+    RingsHead& h = head();
     h.magic = kFeedMagic;
     h.version = kFeedVersion;
     h.pid = self.pid;
@@ -62,7 +62,7 @@ class Content {
     h.slots_at = control_nbytes(kFields, kWorkers);
     h.layout.slot_nbytes = kControlPage;
   }
-  FeedHead& head() { return *reinterpret_cast<FeedHead*>(bytes.data()); }
+  RingsHead& head() { return *reinterpret_cast<RingsHead*>(bytes.data()); }
   RequestRing& ring(size_t worker) { return ring_of(bytes.data(), kFields, worker); }
 
   std::vector<std::byte> bytes;
@@ -135,21 +135,21 @@ TEST(InspectFeeds, AnotherProcessWithTheNumberOfTheFeedsIsNotTheFeed) {
 
 TEST(InspectFeeds, ADamagedFileIsReportedAsSuch) {
   const struct {
-    std::function<void(FeedHead&)> damage;
+    std::function<void(RingsHead&)> damage;
     const char* says;
   } cases[] = {
-      {[](FeedHead& h) { h.magic = 0; }, "it is being made"},
-      {[](FeedHead& h) { h.magic = 7; }, "it begins with 7 and not with"},
-      {[](FeedHead& h) { ++h.version; }, "its layout has version"},
-      {[](FeedHead& h) { h.rings = -1; }, "-1 workers"},
-      {[](FeedHead& h) { h.rings = 0; }, "0 workers"},
-      {[](FeedHead& h) { h.rings = INT32_MAX; }, "2147483647 workers"},
-      {[](FeedHead& h) { h.rings = 4000; }, "4000 workers do not fit"},
-      {[](FeedHead& h) { h.rings = 3; }, "3 workers do not fit"},
-      {[](FeedHead& h) { h.slots = 0; }, "0 slots"},
-      {[](FeedHead& h) { h.fields = 0; }, "0 fields"},
-      {[](FeedHead& h) { h.fields = INT32_MAX; }, "do not fit"},
-      {[](FeedHead& h) { h.slots_at = 0; }, "slots at 0"},
+      {[](RingsHead& h) { h.magic = 0; }, "it is being made"},
+      {[](RingsHead& h) { h.magic = 7; }, "it begins with 7 and not with"},
+      {[](RingsHead& h) { ++h.version; }, "its layout has version"},
+      {[](RingsHead& h) { h.rings = -1; }, "-1 workers"},
+      {[](RingsHead& h) { h.rings = 0; }, "0 workers"},
+      {[](RingsHead& h) { h.rings = INT32_MAX; }, "2147483647 workers"},
+      {[](RingsHead& h) { h.rings = 4000; }, "4000 workers do not fit"},
+      {[](RingsHead& h) { h.rings = 3; }, "3 workers do not fit"},
+      {[](RingsHead& h) { h.slots = 0; }, "0 slots"},
+      {[](RingsHead& h) { h.fields = 0; }, "0 fields"},
+      {[](RingsHead& h) { h.fields = INT32_MAX; }, "do not fit"},
+      {[](RingsHead& h) { h.slots_at = 0; }, "slots at 0"},
   };
   for (const auto& [damage, says] : cases) {
     Content content;
@@ -174,7 +174,7 @@ TEST(InspectFeeds, TheNumberOfWorkersIsLimitedAlsoIfTheFileHasTheirBytes) {
 TEST(InspectFeeds, AFileThatIsCutAnywhereIsDamaged) {
   const Content content;
   for (const size_t nbytes :
-       {size_t{0}, size_t{4}, size_t{8}, sizeof(FeedHead) - 1, sizeof(FeedHead),
+       {size_t{0}, size_t{4}, size_t{8}, sizeof(RingsHead) - 1, sizeof(RingsHead),
         rings_at(kFields) + sizeof(RequestRing), control_nbytes(kFields, kWorkers) - 1}) {
     const std::vector<std::byte> cut(content.bytes.begin(),
                                      content.bytes.begin() + static_cast<std::ptrdiff_t>(nbytes));
@@ -189,7 +189,7 @@ TEST(InspectFeeds, AnyBytesAreSurvived) {
   int undamaged = 0;
   for (int times = 0; times < 200; ++times) {
     Content content;
-    const size_t from = times % 2 == 0 ? offsetof(FeedHead, pid) : rings_at(kFields);
+    const size_t from = times % 2 == 0 ? offsetof(RingsHead, pid) : rings_at(kFields);
     for (int n = 0; n < 1 << times % 12; ++n) {
       content.bytes[from + random() % (content.bytes.size() - from)] = static_cast<std::byte>(random());
     }

@@ -15,28 +15,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "data/feed_control.h"
 #include "data/slot_layout.h"
+#include "data/ticket.h"
+#include "data/ticket_failure.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 9;
 inline constexpr uint32_t kRingEntries = 2;  // open requests
-inline constexpr size_t kMessageSize = 4096;
 inline constexpr size_t kControlPage = 4096;
-
-// One batch of one epoch, and the request to fill it. It lies in the rings of workers, too: a change needs
-// another kFeedVersion.
-struct Ticket {
-  int32_t slot = -1;
-  uint64_t epoch = 0;
-  uint64_t index = 0;                 // which batch it is: what it is filled from
-  uint64_t place = 0;                 // of this rank, in the order of the epoch: data/order.h
-  uint64_t number = 0;                // of the ticket: ipc/slot_table.h
-  uint64_t round = 0;                 // the first number of its round: an epoch can begin several times
-  uint64_t seed = 0, epoch_seed = 0;  // these and the rest: of tenon_fill_request, set with the request
-  uint64_t flags = 0, restore_nbytes = 0;
-};
 
 struct RingAnswer {
   int32_t code;
@@ -87,7 +75,7 @@ struct FieldPlace {
   int32_t ndim;
 };
 
-struct FeedHead {
+struct RingsHead {
   uint32_t magic, version;
   uint32_t pid;     // of the feed's process
   uint64_t start;   // and when it began
@@ -102,7 +90,7 @@ struct FeedHead {
 
 // Where the parts lie; from the numbers of rings and fields.
 constexpr size_t rings_at(size_t fields) {
-  return (sizeof(FeedHead) + fields * sizeof(FieldPlace) + 63) / 64 * 64;
+  return (sizeof(RingsHead) + fields * sizeof(FieldPlace) + 63) / 64 * 64;
 }
 constexpr size_t control_nbytes(size_t fields, size_t rings) {
   return (rings_at(fields) + rings * sizeof(RequestRing) + kControlPage - 1) / kControlPage * kControlPage;

@@ -28,8 +28,9 @@
 #include "base/spin_budget.h"
 #include "base/trace.h"
 #include "data/order.h"
-#include "data/request_ring.h"
 #include "data/slots.h"
+#include "data/ticket.h"
+#include "data/ticket_failure.h"
 
 namespace tenon::impl {
 
@@ -51,23 +52,6 @@ struct FeedPosition {
   int32_t worker = 0;  // whose turn the next batch is, with round_robin
   bool ignored_index = false;
   std::vector<StateRef> states;  // by worker; empty without round_robin
-};
-
-// Why a batch cannot be delivered. Plain data.
-struct TicketFailure {
-  int32_t kind = 0;
-  int32_t code = 0;
-  int32_t worker = -1;
-  int64_t pid = 0;
-  int32_t exit_signal = 0;
-  int32_t exit_code = -1;
-  bool was_begun = true;
-  char message[kMessageSize] = "";
-
-  void set_message(const char* text) noexcept {
-    std::strncpy(message, text, sizeof message - 1);
-    message[sizeof message - 1] = '\0';
-  }
 };
 
 // Threads: of workers the one that has the slot; any threads as consumers. Workers wait for no lock that a

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kLookNs = 200'000'000;  // between two looks whether the feed's process lives
 
 size_t fields_of(const std::byte* memory) {
-  return static_cast<size_t>(reinterpret_cast<const FeedHead*>(memory)->fields);
+  return static_cast<size_t>(reinterpret_cast<const RingsHead*>(memory)->fields);
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
     throw_error(Code::kNotFound, "process ", link.process.pid, " has no feed that worker ", link.loop,
                 " could join: it is closed, or its process has ended");
   }
-  FeedHead head{};
+  RingsHead head{};
   const bool is_feed = os::read_at(file, 0, &head, sizeof head) && head.magic == kFeedMagic;
   if (!is_feed || head.version != kFeedVersion || link.loop < 0 || link.loop >= head.rings) {
     throw_error(Code::kValue, "process ", link.process.pid,
@@ -81,7 +81,7 @@ std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
 
 ProcessWorker::ProcessWorker(std::byte* memory, int32_t ring)
     : memory_(memory),
-      head_(*reinterpret_cast<const FeedHead*>(memory)),
+      head_(*reinterpret_cast<const RingsHead*>(memory)),
       ring_(ring_of(memory, fields_of(memory), static_cast<size_t>(ring))),
       number_(ring),
       fields_(fields_of(memory)),

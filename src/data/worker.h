@@ -75,7 +75,7 @@ class ProcessWorker final : public Worker {
 
   os::File file_;  // empty: the memory is not this object's
   std::byte* const memory_;
-  const FeedHead& head_;
+  const RingsHead& head_;
   RequestRing& ring_;
   const int32_t number_;
   std::vector<void*> fields_;

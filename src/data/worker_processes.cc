@@ -101,7 +101,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
       feed_(feed),
       peers_(static_cast<size_t>(workers)),
       has_pages_(static_cast<size_t>(slots_->most()), slots_->is_sparse()) {
-  auto* const head = new (slots_->control()) FeedHead{};
+  auto* const head = new (slots_->control()) RingsHead{};
   const os::Process process = os::this_process();
   head->version = kFeedVersion;
   head->pid = process.pid;

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/feed_control.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace tenon::impl {
+namespace {
+
+// A file that says more is damaged: a sparse file of any size cannot keep who reads it busy.
+constexpr int32_t kMostLoops = 4096;
+
+uint64_t entries_of(int32_t most) noexcept {
+  constexpr uint64_t kLeast =
+      256;  // so far ahead of the consumer workers can skip batches, also with few slots
+  return std::max(static_cast<uint64_t>(most), kLeast);
+}
+
+// Gives out places one after the other, each at a line of the cache.
+class Places {
+ public:
+  uint64_t take(uint64_t count, uint64_t nbytes) {
+    const uint64_t at = end_;
+    uint64_t size = 0;
+    if (__builtin_mul_overflow(count, nbytes, &size) || __builtin_add_overflow(end_, size, &end_) ||
+        end_ > static_cast<uint64_t>(PTRDIFF_MAX) - kPage) {
+      throw_error(Code::kValue, count, " parts of ", nbytes,
+                  " bytes in the control part of a feed do not fit into 63 bits");
+    }
+    end_ = round_up(end_, kAlignment);
+    return at;
+  }
+
+ private:
+  uint64_t end_ = FeedControl::kSharedAt;
+};
+
+}  // namespace
+
+FeedLayout FeedLayout::of(int32_t most, int32_t loops, uint64_t state_nbytes, uint64_t schema_nbytes) {
+  const auto slots = static_cast<uint64_t>(most);
+  FeedLayout layout;
+  Places places;
+  (void)places.take(1, sizeof(FeedShared));
+  layout.states_at = places.take(slots, sizeof(SlotState));
+  layout.entries_at = places.take(entries_of(most), sizeof(SlotEntry));
+  layout.records_at = places.take(slots, sizeof(SlotRecord));
+  if (state_nbytes > static_cast<uint64_t>(PTRDIFF_MAX) - sizeof(LoopRecord) - kAlignment)
+    throw_error(Code::kValue, "a state of ", state_nbytes, " bytes does not fit into 63 bits");
+  layout.loop_nbytes = round_up(sizeof(LoopRecord) + state_nbytes, kAlignment);
+  layout.loops_at = places.take(static_cast<uint64_t>(loops), layout.loop_nbytes);
+  layout.schema_at = places.take(1, schema_nbytes);
+  layout.schema_nbytes = schema_nbytes;
+  layout.nbytes = round_up(places.take(0, 0), kPage);
+  return layout;
+}
+
+uint64_t FeedHead::entries() const noexcept { return entries_of(most); }
+
+FeedControl FeedControl::make(std::byte* zeros, const FeedHead& head, std::string_view schema,
+                              bool is_shared) {
+  FeedControl control(zeros, head);
+  std::memcpy(zeros + head.parts.schema_at, schema.data(), schema.size());
+  FeedShared& shared = control.shared();
+  for (Event* event : {&shared.room, &shared.work, &shared.settled}) event->is_shared = is_shared ? 1 : 0;
+  FeedHead unnamed = head;  // until it is complete
+  unnamed.magic = 0;
+  std::memcpy(zeros, &unnamed, sizeof unnamed);
+  reinterpret_cast<FeedHead*>(zeros)->magic = head.magic;
+  return control;
+}
+
+SlotTable FeedControl::table() const noexcept {
+  return {shared().counters,
+          {at<SlotState>(head_->parts.states_at), static_cast<size_t>(head_->most)},
+          {at<SlotEntry>(head_->parts.entries_at), head_->entries()}};
+}
+
+void check_head(const FeedHead& head, uint64_t file_nbytes) {
+  if (head.magic == 0) throw_error(Code::kValue, "it is being made");
+  if (head.magic != kFeedMagic) {
+    throw_error(Code::kValue, "it begins with ", head.magic, " and not with ", kFeedMagic,
+                ": it is not the memory of a feed");
+  }
+  if (head.version != kFeedVersion) {
+    throw_error(Code::kValue, "its layout has version ", head.version, ", this library reads version ",
+                kFeedVersion);
+  }
+  if (head.workers < 1 || head.loops < head.workers || head.loops > kMostLoops || head.slots < 1 ||
+      head.most < head.slots || static_cast<uint32_t>(head.most) > SlotTable::kMostSlots || head.fields < 1) {
+    throw_error(Code::kValue, "it has ", head.workers, " workers with ", head.loops, " loops, ", head.slots,
+                " slots of ", head.most, " and ", head.fields, " fields");
+  }
+  const FeedLayout parts =
+      FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, head.parts.schema_nbytes);
+  if (head.parts != parts)
+    throw_error(Code::kValue, "its parts do not lie where those of ", head.loops, " loops and ", head.most,
+                " slots do");
+  if (parts.nbytes > std::min(head.slots_at, file_nbytes)) {
+    throw_error(Code::kValue, head.loops, " loops do not fit into ", file_nbytes, " bytes with slots at ",
+                head.slots_at);
+  }
+}
+
+}  // namespace tenon::impl
