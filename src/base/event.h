@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lets threads sleep until a condition holds that other threads change without a lock: threads of one process,
-// or of the processes that map the memory of the event.
+// Lets threads sleep until a condition holds that other threads change without a lock: threads of one
+// process, or of the processes that map the memory of the event.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ struct Event {
 
   std::atomic<uint32_t> signals;
   uint32_t is_shared;  // not 0: between processes; constant before the first use
-  // The generation, then 32 bits of their number. A sleeper counts in the generation in which it has announced
-  // itself.
+  // The generation, then 32 bits of their number. A sleeper counts in the generation in which it has
+  // announced itself.
   std::atomic<uint64_t> sleepers;
 
   void signal_one() noexcept {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// futex(2): a thread sleeps while a word of memory has a value, until another thread wakes it. is_shared: also
-// one of another process that maps the memory. A wait orders no memory; the operations on the word must do
-// that. A wait may return spuriously, so the caller must check the word again.
+// futex(2): a thread sleeps while a word of memory has a value, until another thread wakes it. is_shared:
+// also one of another process that maps the memory. A wait orders no memory; the operations on the word must
+// do that. A wait may return spuriously, so the caller must check the word again.
 #pragma once
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The words with which a feed passes slots: its control part. Threads of the feed, its worker processes and
-// its consumers change them by the same functions. It is the head of the feed's memory file, before the slots,
-// or memory of this process where the workers are threads.
+// its consumers change them by the same functions. It is the head of the feed's memory file, before the
+// slots, or memory of this process where the workers are threads.
 //
 //   head      FeedHead: constant after creation
 //   shared    FeedShared: the order of tickets, what all sleep on, and counters
@@ -13,8 +13,8 @@
 //   schema    as Schema::encode() writes it
 //
 // Zeros are the initial values of all of them but the head, so the pages of a part are not touched before it
-// is used. `tenon ls` of any version reads the head and the loops from other processes (inspect_feeds.h), so a
-// change of the layout needs another kFeedVersion.
+// is used. `tenon ls` of any version reads the head and the loops from other processes (inspect_feeds.h), so
+// a change of the layout needs another kFeedVersion.
 #pragma once
 
 #include <atomic>
