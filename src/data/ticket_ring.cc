@@ -158,13 +158,14 @@ bool TicketRing::settle(const Ticket& ticket, Outcome outcome, FillReport& repor
     return false;
   }
   if (ticket.number < base()) {
-    drop_past(slot, SlotWord::ready(ticket.number));
+    drop_settled(slot, SlotWord::ready(ticket.number));
     return false;
   }
   return true;
 }
 
-void TicketRing::drop_past(uint32_t slot, uint64_t word) noexcept {
+// If no other thread has taken it.
+void TicketRing::drop_settled(uint32_t slot, uint64_t word) noexcept {
   if (!table_.take(Slots::kNobody, slot, word, 0)) return;
   reports_[slot] = {};
   slots_->give(static_cast<int32_t>(slot));
@@ -184,15 +185,15 @@ void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, FillRe
   settled_.signal_all();
 }
 
+// The ticket is settled before its entry changes, and the slot is free after that. So wherever the thread
+// stops, the consumer can pass the ticket.
 void TicketRing::skip(const Ticket& ticket, FillReport report) noexcept {
   const auto slot = static_cast<uint32_t>(ticket.slot);
-  if (report.state) {
-    if (!settle(ticket, Outcome::kSkip, report)) return;
-  } else {
-    const bool is_left = !table_.settle(slot, ticket.number, Slots::kNobody);
-    if (!is_left) table_.skip(ticket.number, slot);
-    slots_->give(ticket.slot);
-    if (is_left || ticket.number < base()) return;
+  const bool keeps_slot = report.state != nullptr;
+  if (!settle(ticket, Outcome::kSkip, report)) return;
+  if (!keeps_slot) {
+    table_.skip(ticket.number, slot);
+    drop_settled(slot, SlotWord::ready(ticket.number));
   }
   skipped_.fetch_add(1, std::memory_order_relaxed);
   settled_.signal_all();
@@ -234,21 +235,26 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
     if (slot == SlotTable::kNone || table_.word(slot) != SlotWord::ready(next_)) return Front::kPending;
     if (found != nullptr) *found = slot;
     const Outcome outcome = look(record(slot).outcome);
+    // If its worker has given the slot back, the outcome may be of another ticket. One that writes it has
+    // changed the word before.
+    if (table_.word(slot) != SlotWord::ready(next_)) continue;
     if (outcome == Outcome::kBatch) return Front::kBatch;
     if (outcome == Outcome::kFailure) return Front::kFailure;
     if (outcome == Outcome::kEnd) return Front::kEnd;
     FillReport report;
-    receive(slot, report);
-    note_report(place_of(next_), report);
-    slots_->give(static_cast<int32_t>(slot));
+    if (receive(slot, report)) {
+      note_report(place_of(next_), report);
+      slots_->give(static_cast<int32_t>(slot));
+    }
     pass_front();
   }
 }
 
-// Of the settled ticket next_.
-void TicketRing::receive(uint32_t slot, FillReport& report) noexcept {
-  (void)table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_);
+// Of the settled ticket next_. False: it is skipped, and its worker has the slot.
+bool TicketRing::receive(uint32_t slot, FillReport& report) noexcept {
+  if (!table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_)) return false;
   report = std::exchange(reports_[slot], {});
+  return true;
 }
 
 void TicketRing::pass_front() noexcept {
@@ -293,7 +299,7 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
     const auto slot = static_cast<uint32_t>(i);
     const uint64_t word = table_.word(slot);
     if (SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) < round.base)
-      drop_past(slot, word);
+      drop_settled(slot, word);
   }
   work_.signal_all();
 }
@@ -523,7 +529,7 @@ TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
   }
   item.ticket = read_record(slot);
   FillReport report;
-  receive(slot, report);
+  (void)receive(slot, report);  // a batch is taken by consumers alone
   note_report(item.ticket.place, report);
   impl::publish(record(slot).since_ns, now_ns());
   pass_front();

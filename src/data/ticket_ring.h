@@ -203,7 +203,7 @@ class TicketRing {
   Ticket read_record(uint32_t slot) const noexcept;
   SlotUse use_of(uint32_t slot) const noexcept;
   bool settle(const Ticket& ticket, Outcome outcome, FillReport& report) noexcept;
-  void drop_past(uint32_t slot, uint64_t word) noexcept;
+  void drop_settled(uint32_t slot, uint64_t word) noexcept;
   int32_t count_ready() const noexcept;
   bool is_ready(uint64_t number) const noexcept {
     const uint32_t slot = table_.slot_of(number);
@@ -214,7 +214,7 @@ class TicketRing {
   // All of these require consuming_.
   uint64_t place_of(uint64_t number) const noexcept { return round_.begin + (number - round_.base); }
   Front look_at_front(uint32_t* slot = nullptr) noexcept;
-  void receive(uint32_t slot, FillReport& report) noexcept;
+  bool receive(uint32_t slot, FillReport& report) noexcept;
   void pass_front() noexcept;
   bool is_settled() noexcept { return is_stopped() || !is_active_ || look_at_front() != Front::kPending; }
   void change_round(Round round, uint64_t length) noexcept;

@@ -352,6 +352,28 @@ TEST(TicketRing, ASkipHasNoSlotSoWorkersGoOnAheadOfTheConsumer) {
   EXPECT_EQ(bench.item.ticket.index, static_cast<uint64_t>(entries));
 }
 
+// The stores of skip(), one more each time.
+TEST(TicketRing, ASkipWhoseWorkerStopsAtAnyStoreIsPassed) {
+  for (int stores = 1; stores <= 3; ++stores) {
+    Bench bench(2, -1);
+    const SlotTable& table = bench.slots->table();
+    bench.ring.begin();
+    const Ticket skipped = bench.take();
+    const auto slot = static_cast<uint32_t>(skipped.slot);
+    ASSERT_TRUE(table.settle(slot, skipped.number));
+    if (stores >= 2) table.skip(skipped.number, slot);
+    if (stores >= 3) {
+      ASSERT_TRUE(table.take(Slots::kNobody, slot, SlotWord::ready(skipped.number), 0));
+    }
+    bench.publish(bench.take());
+    ASSERT_EQ(bench.next(), NextBatch::kBatch) << stores;
+    EXPECT_EQ(bench.item.ticket.index, 1u);
+    EXPECT_EQ(bench.free_slots(), stores == 1 ? 1 : 0);
+    bench.ring.end();
+    EXPECT_EQ(bench.free_slots(), stores == 3 ? 0 : 1) << "which the worker would free";
+  }
+}
+
 TEST(TicketRing, AWorkerWaitsForAnEntryUntilTheConsumerPassesOne) {
   Bench bench(2, -1);
   bench.ring.begin();

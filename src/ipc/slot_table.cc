@@ -80,10 +80,10 @@ bool SlotTable::take_number(uint32_t slot, const Turn& turn) const noexcept {
   return true;
 }
 
-bool SlotTable::end_fill(uint32_t slot, uint64_t n, uint64_t after) const noexcept {
+bool SlotTable::settle(uint32_t slot, uint64_t n) const noexcept {
   uint64_t seen = word(slot);
   return SlotWord::kind(seen) == SlotWord::kHeld && SlotWord::number(seen) == n &&
-         exchange(slots_[slot].word, seen, after);
+         exchange(slots_[slot].word, seen, SlotWord::ready(n));
 }
 
 bool SlotTable::leave(uint32_t slot, uint64_t n) const noexcept {

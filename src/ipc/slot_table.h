@@ -125,16 +125,12 @@ class SlotTable {
   // its word alone.
   bool take_number(uint32_t slot, const Turn& turn) const noexcept;
   // held(p, n) -> ready(n). False: it was left.
-  bool settle(uint32_t slot, uint64_t n) const noexcept { return end_fill(slot, n, SlotWord::ready(n)); }
-  // held(p, n) -> held(q, 0). False: it was left.
-  bool settle(uint32_t slot, uint64_t n, uint32_t q) const noexcept {
-    return end_fill(slot, n, SlotWord::make(SlotWord::kHeld, q, 0));
-  }
+  bool settle(uint32_t slot, uint64_t n) const noexcept;
   // held(p, n) -> left(p, n). False: it was settled.
   bool leave(uint32_t slot, uint64_t n) const noexcept;
   // Of a number whose slot was left: it has this slot from now on.
   void move(uint64_t n, uint32_t from, uint32_t to) const noexcept;
-  // Of a number that a slot had, and has in its word no more: no slot has it from now on.
+  // Of a settled number: no slot has it from now on, and ready(n) in the word is only to be freed.
   void skip(uint64_t n, uint32_t slot) const noexcept;
   bool is_skipped(uint64_t n) const noexcept;
   uint64_t entries() const noexcept { return entries_.size(); }
@@ -172,7 +168,6 @@ class SlotTable {
   bool reclaim(uint32_t p) const noexcept;
 
  private:
-  bool end_fill(uint32_t slot, uint64_t n, uint64_t after) const noexcept;
   SlotEntry& entry(uint64_t n) const noexcept { return entries_[n % entries_.size()]; }
   void help(uint64_t n) const noexcept;
   // is_known: set to false if the entry is of a later number already.
