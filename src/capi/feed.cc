@@ -149,9 +149,9 @@ void tenon_feed_state_describe(const tenon_feed_state* state, tenon_feed_place* 
 }
 
 tenon_worker_state tenon_feed_state_get(const tenon_feed_state* state, int32_t worker) {
-  const std::vector<StateRef>& states = unwrap(state)->states;
+  const std::vector<WorkerState>& states = unwrap(state)->states;
   if (worker < 0 || static_cast<size_t>(worker) >= states.size()) return {};
-  const StateRef& bytes = states[static_cast<size_t>(worker)];
+  const StateRef& bytes = states[static_cast<size_t>(worker)].bytes;
   if (!bytes) return {};
   return {bytes->empty() ? static_cast<const void*>("") : bytes->data(), bytes->size()};
 }
@@ -168,9 +168,10 @@ tenon_status tenon_feed_resume(tenon_feed* feed, const tenon_feed_place* place,
         .epoch = place->epoch, .place = place->place, .worker = place->worker, .states = {}};
     for (int32_t worker = 0; worker < place->workers; ++worker) {
       const auto* const data = static_cast<const std::byte*>(states[worker].data);
-      position.states.push_back(data == nullptr ? nullptr
-                                                : std::make_shared<const std::vector<std::byte>>(
-                                                      data, data + states[worker].nbytes));
+      WorkerState state;
+      if (data != nullptr)
+        state.bytes = std::make_shared<const std::vector<std::byte>>(data, data + states[worker].nbytes);
+      position.states.push_back(std::move(state));
     }
     unwrap(not_null(feed, "feed"))->resume(std::move(position));
   });

@@ -215,10 +215,10 @@ void Feed::resume(FeedPosition position) {
     throw_error(Code::kValue, "the position has worker ", position.worker, ", and this feed has ",
                 workers_->count());
   }
-  for (const StateRef& state : position.states) {
-    if (!state || state->size() <= workers_->layout().state_nbytes) continue;
-    throw_error(Code::kValue, "a state of the generator has ", state->size(), " bytes, and state_nbytes is ",
-                options_.state_nbytes);
+  for (const WorkerState& state : position.states) {
+    if (!state.bytes || state.bytes->size() <= workers_->layout().state_nbytes) continue;
+    throw_error(Code::kValue, "a state of the generator has ", state.bytes->size(),
+                " bytes, and state_nbytes is ", options_.state_nbytes);
   }
   workers_->queue().seek(std::move(position));
 }

@@ -7,9 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/spin_budget.h"
@@ -29,21 +27,15 @@ struct FillResult {
   uint64_t fill_ns = 0;
   int64_t began_ns = 0;  // of now_ns()
   std::string message;
-  FillReport report;
+  uint32_t notes = 0;  // FillNotes
 };
 
 // A batch that is being filled.
 struct Job : Ticket {
   int32_t retries = 0;
   std::vector<std::byte> attachment;  // from before the fill
-  std::optional<StateRef> restored;   // the state with which it is filled; none: as the worker is
 
-  // Requires that none is restored yet.
-  void restore(StateRef state) noexcept {
-    flags |= state ? TENON_RESTORE_STATE : TENON_RESTORE_START;
-    restore_nbytes = state ? state->size() : 0;
-    restored = std::move(state);
-  }
+  bool is_restored() const noexcept { return (flags & (TENON_RESTORE_STATE | TENON_RESTORE_START)) != 0; }
 };
 
 // Whether a loop is run by a thread that the generator has started.

@@ -155,7 +155,7 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   if (!loop.has_job()) return slots_->give_spare(spare);
   times_[static_cast<size_t>(loop.worker)].note_failure();
   Job& old = loop.job();  // whose slot the loop reads when it returns
-  Job job{old, old.retries, std::move(old.attachment), {}};
+  Job job{old, old.retries, std::move(old.attachment)};
   job.flags &= TENON_RESUMED;  // nothing is restored
   job.restore_nbytes = 0;
   job.slot = spare;

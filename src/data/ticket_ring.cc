@@ -32,18 +32,21 @@ std::string ticket_text(const Ticket& ticket) {
   return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
 }
 
-TicketRing::TicketRing(Ref<Slots> slots, Order order, int32_t round_robin, uint32_t feed)
+TicketRing::TicketRing(Ref<Slots> slots, Order order, int32_t round_robin, const SlotLayout& layout,
+                       uint32_t feed)
     : slots_(std::move(slots)),
       table_(slots_->table()),
       round_robin_(static_cast<uint64_t>(round_robin)),
+      layout_(layout),
       feed_(feed),
       order_(order),
       records_(static_cast<size_t>(slots_->most())),
-      reports_(records_.size()),
       failures_(std::make_unique_for_overwrite<std::byte[]>(records_.size() * sizeof(TicketFailure))),
-      starting_states_(round_robin_),
-      has_started_(round_robin_),
+      starts_(round_robin_),
       states_(round_robin_) {
+  for (StartState& start : starts_)
+    start.words = std::vector<std::atomic<uint64_t>>((layout_.state_nbytes + 7) / 8);
+  for (LastState& state : states_) state.bytes.reserve(layout_.state_nbytes);
   store(shared_.base, round_.base);
   store(shared_.limit, round_.limit);
 }
@@ -115,6 +118,7 @@ void TicketRing::write_record(const Ticket& ticket) noexcept {
   impl::publish(to.flags, ticket.flags);
   impl::publish(to.since_ns, now_ns());
   impl::publish(to.outcome, Outcome::kNone);
+  impl::publish(to.notes, 0U);
 }
 
 Ticket TicketRing::read_record(uint32_t slot) const noexcept {
@@ -148,12 +152,11 @@ TicketRing::TicketTake TicketRing::take(int32_t worker, Ticket& ticket) {
 
 // False: it is dropped, and its slot is free. The base is read after the word has changed. Whoever begins a
 // round stores the base, then looks at the words. So one of the two gives the slot back.
-bool TicketRing::settle(const Ticket& ticket, Outcome outcome, FillReport& report) noexcept {
+bool TicketRing::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) noexcept {
   const auto slot = static_cast<uint32_t>(ticket.slot);
-  reports_[slot] = std::move(report);
+  impl::publish(record(slot).notes, notes);
   impl::publish(record(slot).outcome, outcome);
   if (!table_.settle(slot, ticket.number)) {
-    reports_[slot] = {};
     slots_->give(ticket.slot);
     return false;
   }
@@ -166,32 +169,29 @@ bool TicketRing::settle(const Ticket& ticket, Outcome outcome, FillReport& repor
 
 // If no other thread has taken it.
 void TicketRing::drop_settled(uint32_t slot, uint64_t word) noexcept {
-  if (!table_.take(Slots::kNobody, slot, word, 0)) return;
-  reports_[slot] = {};
-  slots_->give(static_cast<int32_t>(slot));
+  if (table_.take(Slots::kNobody, slot, word, 0)) slots_->give(static_cast<int32_t>(slot));
 }
 
-void TicketRing::publish(const Ticket& ticket, FillReport report) noexcept {
+void TicketRing::publish(const Ticket& ticket, uint32_t notes) noexcept {
   // A consumer sleeps, then looks at the word; here the word changes before. A consumer that takes the ticket
   // before this one looks at this one afterwards.
-  if (!settle(ticket, Outcome::kBatch, report) || !settled_.has_sleepers()) return;
+  if (!settle(ticket, Outcome::kBatch, notes) || !settled_.has_sleepers()) return;
   if (ticket.number == table_.passed() + 1) settled_.signal_all();
 }
 
-void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, FillReport report) noexcept {
+void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, uint32_t notes) noexcept {
   std::construct_at(failure_in(static_cast<uint32_t>(ticket.slot)), failure);
-  if (!settle(ticket, Outcome::kFailure, report)) return;
+  if (!settle(ticket, Outcome::kFailure, notes)) return;
   raise(shared_.closed, ticket.number);
   settled_.signal_all();
 }
 
 // The ticket is settled before its entry changes, and the slot is free after that. So wherever the thread
 // stops, the consumer can pass the ticket.
-void TicketRing::skip(const Ticket& ticket, FillReport report) noexcept {
+void TicketRing::skip(const Ticket& ticket, uint32_t notes) noexcept {
   const auto slot = static_cast<uint32_t>(ticket.slot);
-  const bool keeps_slot = report.state != nullptr;
-  if (!settle(ticket, Outcome::kSkip, report)) return;
-  if (!keeps_slot) {
+  if (!settle(ticket, Outcome::kSkip, notes)) return;
+  if ((notes & kHasState) == 0) {
     table_.skip(ticket.number, slot);
     drop_settled(slot, SlotWord::ready(ticket.number));
   }
@@ -199,18 +199,35 @@ void TicketRing::skip(const Ticket& ticket, FillReport report) noexcept {
   settled_.signal_all();
 }
 
-void TicketRing::finish(const Ticket& ticket, FillReport report) noexcept {
-  if (!settle(ticket, Outcome::kEnd, report)) return;
+void TicketRing::finish(const Ticket& ticket, uint32_t notes) noexcept {
+  if (!settle(ticket, Outcome::kEnd, notes)) return;
   raise(shared_.closed, ticket.number);
   settled_.signal_all();
 }
 
-std::optional<StateRef> TicketRing::first_state(const Ticket& ticket, int32_t worker) {
-  const std::scoped_lock lock(starting_);
-  uint64_t& started = has_started_[static_cast<size_t>(worker)];
-  if (ticket.round != starting_base_ || started == ticket.round) return std::nullopt;
-  started = ticket.round;
-  return starting_states_[static_cast<size_t>(worker)];
+// If a consumer begins the next round meanwhile, it may be the start of that: the ticket is past then. While
+// the version is odd, the base is already the next one.
+bool TicketRing::start_state(const Ticket& ticket, int32_t worker, KnownState& known) const {
+  if (ticket.round == known.round) return true;
+  const StartState& start = starts_[static_cast<size_t>(worker)];
+  // pairs with: write_start, "a start state"
+  const uint64_t version = observe(start.version), number = look(start.number), nbytes = look(start.nbytes);
+  const auto is_torn = [&] { return version % 2 != 0 || observe(start.version) != version; };
+  if (is_torn()) return false;
+  if (number != known.number) {
+    known.is_lost = true;
+    known.number = UINT64_MAX;  // of no state, as long as it is not complete
+    known.bytes.resize(nbytes);
+    for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
+      // pairs with: write_start, "a word of a state"
+      const uint64_t word = start.words[at / sizeof(uint64_t)].load(std::memory_order_acquire);
+      std::memcpy(known.bytes.data() + at, &word, std::min<size_t>(sizeof word, nbytes - at));
+    }
+    if (is_torn()) return false;
+    known.number = number;
+  }
+  known.round = ticket.round;
+  return true;
 }
 
 bool TicketRing::is_past(const Ticket& ticket) const noexcept {
@@ -241,9 +258,8 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
     if (outcome == Outcome::kBatch) return Front::kBatch;
     if (outcome == Outcome::kFailure) return Front::kFailure;
     if (outcome == Outcome::kEnd) return Front::kEnd;
-    FillReport report;
-    if (receive(slot, report)) {
-      note_report(place_of(next_), report);
+    if (receive(slot)) {
+      read_notes(slot);
       slots_->give(static_cast<int32_t>(slot));
     }
     pass_front();
@@ -251,10 +267,8 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
 }
 
 // Of the settled ticket next_. False: it is skipped, and its worker has the slot.
-bool TicketRing::receive(uint32_t slot, FillReport& report) noexcept {
-  if (!table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_)) return false;
-  report = std::exchange(reports_[slot], {});
-  return true;
+bool TicketRing::receive(uint32_t slot) noexcept {
+  return table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_);
 }
 
 void TicketRing::pass_front() noexcept {
@@ -267,10 +281,57 @@ void TicketRing::pass_front() noexcept {
   if (settled_.has_sleepers() && (next_ == round_.limit || is_ready(next_))) settled_.signal_all();
 }
 
-// The consumer is behind the place now.
-void TicketRing::note_report(uint64_t place, FillReport& report) noexcept {
-  ignored_index_ = ignored_index_ || report.ignored_index;
-  if (report.state) states_[worker_of(round_, place)] = std::move(report.state);
+// Of the settled ticket next_, which the consumer passes.
+void TicketRing::read_notes(uint32_t slot) noexcept {
+  const uint32_t notes = look(record(slot).notes);
+  ignored_index_ = ignored_index_ || (notes & kIgnoredIndex) != 0;
+  if ((notes & kHasState) == 0) return;
+  std::byte* const data = slots_->data(static_cast<int32_t>(slot));
+  const std::byte* const bytes = layout_.state(data);
+  LastState& last = states_[worker_of(round_, place_of(next_))];
+  last.bytes.assign(bytes, bytes + std::min(layout_.stated(data), layout_.state_nbytes));
+  last.number = next_;
+  last.shared = {};
+}
+
+void TicketRing::set_states(const std::vector<WorkerState>& states) {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const WorkerState state = i < states.size() ? states[i] : WorkerState();
+    states_[i].bytes = state.bytes ? *state.bytes : std::vector<std::byte>();
+    states_[i].bytes.reserve(layout_.state_nbytes);
+    states_[i].number = state.number;
+    states_[i].shared = state.bytes;
+  }
+}
+
+std::vector<WorkerState> TicketRing::states() {
+  std::vector<WorkerState> states;
+  for (LastState& last : states_) {
+    if (last.number != 0 && !last.shared)
+      last.shared = std::make_shared<const std::vector<std::byte>>(last.bytes);
+    states.push_back({last.shared, last.number});
+  }
+  return states;
+}
+
+// While the version of the round is odd, after its base was stored.
+void TicketRing::write_start(uint64_t worker) noexcept {
+  StartState& start = starts_[worker];
+  const LastState& last = states_[worker];
+  if (observe(start.number) == last.number) return;
+  const uint64_t version = observe(start.version);
+  // pairs with: start_state, "a start state"
+  announce(start.version, version + 1);
+  for (size_t at = 0; at < last.bytes.size(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, last.bytes.data() + at, std::min(sizeof word, last.bytes.size() - at));
+    // pairs with: start_state, "a word of a state"
+    start.words[at / sizeof word].store(word, std::memory_order_release);
+  }
+  impl::publish(start.nbytes, uint64_t{last.bytes.size()});
+  impl::publish(start.number, last.number);
+  // pairs with: start_state, "a start state"
+  announce(start.version, version + 2);
 }
 
 // Begins a round of so many tickets.
@@ -280,12 +341,8 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
   announce(shared_.version, version + 1);
   round.base = table_.begin_anew();
   round.limit = length == Order::kNoEnd ? UINT64_MAX : round.base + length;
-  {
-    const std::scoped_lock lock(starting_);
-    starting_base_ = round.base;
-    starting_states_ = states_;
-  }
   announce(shared_.base, round.base);
+  for (uint64_t worker = 0; length > 0 && worker < round_robin_; ++worker) write_start(worker);
   impl::publish(shared_.limit, round.limit);
   impl::publish(shared_.epoch, round.epoch);
   impl::publish(shared_.begin, round.begin);
@@ -307,7 +364,7 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
 void TicketRing::end_epoch() noexcept {
   uint32_t slot = SlotTable::kNone;
   const Front front = look_at_front(&slot);
-  if (front == Front::kEnd && next_ != round_.limit) note_report(place_of(next_), reports_[slot]);
+  if (front == Front::kEnd && next_ != round_.limit) read_notes(slot);
   change_round({.epoch = epoch_}, 0);
   end_waiting();
   is_active_ = false;
@@ -325,8 +382,7 @@ void TicketRing::begin() {
   Round round;
   if (has_start_) {
     is_resumed_ = is_resumed_ || has_begun_ || start_.epoch != 0 || start_.place != 0;
-    states_ = std::move(start_.states);
-    states_.resize(round_robin_);
+    set_states(start_.states);
     epoch_ = start_.epoch;
     round.begin = start_.place;
     round.first_worker = static_cast<uint64_t>(start_.worker);
@@ -352,6 +408,9 @@ void TicketRing::seek(FeedPosition position) {
   const std::scoped_lock lock(consuming_);
   start_ = std::move(position);
   start_.states.resize(round_robin_);
+  for (WorkerState& state : start_.states) {
+    if (state.bytes && state.number == 0) state.number = --foreign_;
+  }
   has_start_ = true;
 }
 
@@ -362,7 +421,7 @@ FeedPosition TicketRing::position() {
   // At the end of this rank's batches others may have some. An end that the generator has said counts once
   // the consumer has seen it: the position does not depend on how far ahead the workers are.
   const bool has_left = next_ != round_.limit || !order_.is_end_of_all(round_.begin, place);
-  FeedPosition found{.ignored_index = ignored_index_, .states = states_};
+  FeedPosition found{.ignored_index = ignored_index_, .states = states()};
   if (is_active_ && has_left) {
     found.epoch = epoch_;
     found.place = order_.delivered_by_all(round_.begin, place);
@@ -441,8 +500,7 @@ void TicketRing::end() {
 void TicketRing::end_at(FeedPosition delivered) {
   const std::scoped_lock lock(consuming_);
   if (is_active_) end_epoch();
-  states_ = std::move(delivered.states);
-  states_.resize(round_robin_);
+  set_states(delivered.states);
   ignored_index_ = delivered.ignored_index;
   notify_consumers();
 }
@@ -522,15 +580,14 @@ TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
     item.ticket = ticket_at(round_, next_);
     const bool is_reported = failed_ != next_;
     item.failure = is_reported ? *failure_in(slot) : failure_;
-    if (is_reported) note_report(place_of(next_), reports_[slot]);
+    if (is_reported) read_notes(slot);
     end_epoch();
     notify_consumers();
     return NextBatch::kFailure;
   }
   item.ticket = read_record(slot);
-  FillReport report;
-  (void)receive(slot, report);  // a batch is taken by consumers alone
-  note_report(item.ticket.place, report);
+  (void)receive(slot);  // a batch is taken by consumers alone
+  read_notes(slot);
   impl::publish(record(slot).since_ns, now_ns());
   pass_front();
   return NextBatch::kBatch;

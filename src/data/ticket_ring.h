@@ -28,6 +28,7 @@
 #include "base/spin_budget.h"
 #include "base/trace.h"
 #include "data/order.h"
+#include "data/slot_layout.h"
 #include "data/slots.h"
 #include "data/ticket.h"
 #include "data/ticket_failure.h"
@@ -36,13 +37,26 @@ namespace tenon::impl {
 
 std::string ticket_text(const Ticket& ticket);  // "batch 3 of epoch 0"
 
-// The state of a worker's generator after a fill. Null: the one from before its first fill.
 using StateRef = std::shared_ptr<const std::vector<std::byte>>;
 
+// The state of a worker's generator after a ticket. Numbers that no ticket has are of states from elsewhere.
+struct WorkerState {
+  StateRef bytes;       // null: the one from before its first fill
+  uint64_t number = 0;  // of the ticket; 0: it comes from no ticket of this feed
+};
+
+// What a worker knows of the state of its generator. Used by the thread of the worker.
+struct KnownState {
+  std::vector<std::byte> bytes;
+  uint64_t number = 0;   // of the ticket; 0: the state from before its first fill, which has no bytes
+  bool is_lost = false;  // the generator has another state
+  uint64_t round = 0;    // of its last ticket
+};
+
 // What is known after a fill, also if its batch is not delivered.
-struct FillReport {
-  StateRef state;  // null: none, or it is not known
-  bool ignored_index = false;
+enum FillNotes : uint32_t {
+  kHasState = 1,  // it lies in the slot
+  kIgnoredIndex = 2,
 };
 
 // What consumers have got.
@@ -51,22 +65,23 @@ struct FeedPosition {
   uint64_t place = 0;  // of the epoch
   int32_t worker = 0;  // whose turn the next batch is, with round_robin
   bool ignored_index = false;
-  std::vector<StateRef> states;  // by worker; empty without round_robin
+  std::vector<WorkerState> states;  // by worker; empty without round_robin
 };
 
-// Threads: of workers the one that has the slot; any threads as consumers. Workers wait for no lock that a
-// consumer holds, except in first_state() for a short section.
+// Threads: of workers the one that has the slot; any threads as consumers. Workers take no lock.
 // Invariant: each number after the one that was passed last, up to the last one, has an entry. The slot of
 // the entry is held by a loop, or settled, or it was left: then the ticket is given up or gets another slot.
 // Or the entry says that the ticket is skipped.
 class TicketRing {
  public:
   // round_robin: the number of workers among which the batches go round; 0: the next worker that asks gets
-  // the next batch. feed: its number in a timeline. No one else gives numbers of the slots' table.
-  explicit TicketRing(Ref<Slots> slots, Order order, int32_t round_robin = 0, uint32_t feed = 0);
+  // the next batch. layout: where states lie in a slot. feed: its number in a timeline. No one else gives
+  // numbers of the slots' table.
+  explicit TicketRing(Ref<Slots> slots, Order order, int32_t round_robin = 0, const SlotLayout& layout = {},
+                      uint32_t feed = 0);
 
   // For workers: the slot of a ticket is the one that the caller has taken for it. What comes of a past
-  // epoch, or for a ticket that was given up, is dropped, and its slot is free.
+  // epoch, or for a ticket that was given up, is dropped, and its slot is free. notes: FillNotes.
 
   enum class TicketTake { kTicket, kNone, kStopped };
   // Whether there is a ticket for this worker; waits until there is. kNone: there was none in this time.
@@ -74,15 +89,16 @@ class TicketRing {
   TicketTake await_turn(int32_t worker, const Deadline& deadline);
   // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
   TicketTake take(int32_t worker, Ticket& ticket);
-  void publish(const Ticket& ticket, FillReport report = {}) noexcept;
+  void publish(const Ticket& ticket, uint32_t notes = 0) noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there.
-  void fail(const Ticket& ticket, const TicketFailure& failure, FillReport report = {}) noexcept;
+  void fail(const Ticket& ticket, const TicketFailure& failure, uint32_t notes = 0) noexcept;
   // The consumer gets the next batch in its place.
-  void skip(const Ticket& ticket, FillReport report = {}) noexcept;
+  void skip(const Ticket& ticket, uint32_t notes = 0) noexcept;
   // The epoch ends before it.
-  void finish(const Ticket& ticket, FillReport report = {}) noexcept;
-  // With round_robin, for the first ticket of a worker after begin(): the state with which it begins.
-  std::optional<StateRef> first_state(const Ticket& ticket, int32_t worker);
+  void finish(const Ticket& ticket, uint32_t notes = 0) noexcept;
+  // With round_robin, before a ticket is filled: if it is the first one of the worker after begin(), known
+  // becomes the state with which that begins. False: the ticket is past.
+  bool start_state(const Ticket& ticket, int32_t worker, KnownState& known) const;
   // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket) const noexcept;
 
@@ -177,6 +193,19 @@ class TicketRing {
     std::atomic<uint64_t> number, round, epoch, index, place, flags;
     std::atomic<int64_t> since_ns;
     std::atomic<Outcome> outcome;
+    std::atomic<uint32_t> notes;
+  };
+  // The state with which a worker begins a round. The version is odd while a consumer writes it, and that of
+  // the round is odd, too, then.
+  struct StartState {
+    std::atomic<uint64_t> version{0}, number{0}, nbytes{0};
+    std::vector<std::atomic<uint64_t>> words;
+  };
+  // The state of a worker after the places before the consumer's.
+  struct LastState {
+    std::vector<std::byte> bytes;  // has room for each state
+    uint64_t number = 0;
+    StateRef shared;  // the bytes, once a caller has wanted them
   };
   // What lies at the consumer's place.
   enum class Front { kPending, kBatch, kFailure, kEnd };
@@ -202,7 +231,7 @@ class TicketRing {
   void write_record(const Ticket& ticket) noexcept;
   Ticket read_record(uint32_t slot) const noexcept;
   SlotUse use_of(uint32_t slot) const noexcept;
-  bool settle(const Ticket& ticket, Outcome outcome, FillReport& report) noexcept;
+  bool settle(const Ticket& ticket, Outcome outcome, uint32_t notes) noexcept;
   void drop_settled(uint32_t slot, uint64_t word) noexcept;
   int32_t count_ready() const noexcept;
   bool is_ready(uint64_t number) const noexcept {
@@ -214,12 +243,15 @@ class TicketRing {
   // All of these require consuming_.
   uint64_t place_of(uint64_t number) const noexcept { return round_.begin + (number - round_.base); }
   Front look_at_front(uint32_t* slot = nullptr) noexcept;
-  bool receive(uint32_t slot, FillReport& report) noexcept;
+  bool receive(uint32_t slot) noexcept;
   void pass_front() noexcept;
   bool is_settled() noexcept { return is_stopped() || !is_active_ || look_at_front() != Front::kPending; }
   void change_round(Round round, uint64_t length) noexcept;
   void end_epoch() noexcept;
-  void note_report(uint64_t place, FillReport& report) noexcept;
+  void read_notes(uint32_t slot) noexcept;
+  void write_start(uint64_t worker) noexcept;
+  void set_states(const std::vector<WorkerState>& states);
+  std::vector<WorkerState> states();
   void note_failure(const TicketFailure& failure) noexcept;
   void begin_waiting(int64_t now) noexcept;
   void end_waiting() noexcept;
@@ -236,6 +268,7 @@ class TicketRing {
   const Ref<Slots> slots_;
   const SlotTable table_;
   const uint64_t round_robin_;
+  const SlotLayout layout_;
   const uint32_t feed_;
   const Order order_;
 
@@ -249,14 +282,8 @@ class TicketRing {
   std::vector<SlotRecord> records_;
   // By slot; written by the thread that has the slot for itself. Of TicketFailure, whose memory is touched
   // only where there is a failure.
-  std::vector<FillReport> reports_;
   std::unique_ptr<std::byte[]> failures_;
-
-  std::mutex starting_;
-  // Guarded by starting_. The states with which the workers begin the round of this base.
-  uint64_t starting_base_ = 0;
-  std::vector<StateRef> starting_states_;  // by worker
-  std::vector<uint64_t> has_started_;      // by worker: the base of the round of its last first_state()
+  std::vector<StartState> starts_;  // by worker
 
   std::mutex consuming_;
   // Guarded by consuming_.
@@ -271,8 +298,9 @@ class TicketRing {
   bool is_resumed_ = false;
   bool ignored_index_ = false;
   bool is_active_ = false;
-  std::vector<StateRef> states_;  // by worker: after the places before the consumer's
-  int64_t waiting_since_ns_ = 0;  // 0: the last call got its batch
+  std::vector<LastState> states_;  // by worker
+  uint64_t foreign_ = UINT64_MAX;  // the number of the last state that came from elsewhere
+  int64_t waiting_since_ns_ = 0;   // 0: the last call got its batch
   trace::Span waiting_ = trace::kNoSpan;
   uint64_t starved_ns_ = 0;
   SpinBudget short_wait_;

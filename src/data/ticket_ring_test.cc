@@ -26,11 +26,24 @@ TicketFailure failure_of(int32_t code, const std::string& message) {
 
 using NextBatch = TicketRing::NextBatch;
 
+// Of slots that hold nothing but a state.
+constexpr SlotLayout kLayout{.stated_at = 0, .state_at = 8, .state_nbytes = 64};
+
+std::string text_of(const WorkerState& state) {
+  if (!state.bytes) return "start";
+  return {reinterpret_cast<const char*>(state.bytes->data()), state.bytes->size()};
+}
+std::string text_of(const KnownState& known) {
+  const std::string text(reinterpret_cast<const char*>(known.bytes.data()), known.bytes.size());
+  return concat(known.is_lost ? "lost " : "", known.number == 0 ? "start" : text);
+}
+
 // A ring and its slots, driven by one thread.
 struct Bench {
   Bench(const SlotsPlan& plan, int64_t batches, int32_t round_robin = 0)
       : slots(Slots::create(plan)),
-        ring(slots, Order(batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches)), round_robin) {}
+        ring(slots, Order(batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches)), round_robin,
+             kLayout) {}
   Bench(int32_t slot_count, int64_t batches, int32_t round_robin = 0)
       : Bench(SlotsPlan{slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))}, batches, round_robin) {}
 
@@ -41,6 +54,20 @@ struct Bench {
     return ticket;
   }
   void publish(const Ticket& ticket) { ring.publish(ticket); }
+  void write_state(const Ticket& ticket, const std::string& state) {
+    std::byte* const slot = slots->data(ticket.slot);
+    kLayout.stated(slot) = state.size();
+    std::memcpy(kLayout.state(slot), state.data(), state.size());
+  }
+  // As a worker does.
+  void publish(const Ticket& ticket, KnownState& known, const std::string& state) {
+    write_state(ticket, state);
+    known.bytes.assign(kLayout.state(slots->data(ticket.slot)),
+                       kLayout.state(slots->data(ticket.slot)) + state.size());
+    known.number = ticket.number;
+    known.is_lost = false;
+    ring.publish(ticket, kHasState);
+  }
   NextBatch next() { return ring.next(0, item); }
   int32_t free_slots() {
     std::vector<int32_t> taken;
@@ -391,11 +418,56 @@ TEST(TicketRing, ASkipWithAStateKeepsItsSlotForTheState) {
   bench.ring.begin();
   bench.publish(bench.take());
   ASSERT_EQ(bench.next(), NextBatch::kBatch);
-  const auto state = std::make_shared<const std::vector<std::byte>>(3);
-  bench.ring.skip(bench.take(), {.state = state});
+  const Ticket skipped = bench.take();
+  bench.write_state(skipped, "abc");
+  bench.ring.skip(skipped, kHasState);
   EXPECT_EQ(bench.free_slots(), 2);
-  EXPECT_EQ(bench.ring.position().states[0], state);
+  EXPECT_EQ(text_of(bench.ring.position().states[0]), "abc");
   EXPECT_EQ(bench.free_slots(), 3);
+}
+
+// What is filled ahead of the consumer is undone by the next begin(), and only that.
+TEST(TicketRing, AWorkerBeginsARoundWithTheStateOfTheLastDeliveredBatch) {
+  Bench bench(4, -1, 1);
+  KnownState known;
+  const auto start = [&](const Ticket& ticket) {
+    EXPECT_TRUE(bench.ring.start_state(ticket, 0, known));
+    return text_of(known);
+  };
+  bench.ring.begin();
+  Ticket ticket = bench.take();
+  EXPECT_EQ(start(ticket), "start");
+  bench.publish(ticket, known, "after the first batch");
+  ticket = bench.take();
+  EXPECT_EQ(start(ticket), "after the first batch");
+  bench.publish(ticket, known, "ahead");
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  bench.slots->give(bench.item.ticket.slot);
+  const FeedPosition position = bench.ring.position();
+  EXPECT_EQ(text_of(position.states[0]), "after the first batch");
+  bench.ring.begin();
+  ticket = bench.take();
+  EXPECT_EQ(start(ticket), "lost after the first batch");
+  bench.publish(ticket, known, "of the second round");
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  bench.slots->give(bench.item.ticket.slot);
+  bench.ring.begin();
+  ticket = bench.take();
+  EXPECT_EQ(start(ticket), "of the second round") << "all was delivered";
+  bench.ring.seek(position);
+  bench.ring.begin();
+  bench.publish(ticket, known, "late");
+  EXPECT_EQ(start(bench.take()), "lost after the first batch");
+  const auto other = std::make_shared<const std::vector<std::byte>>(3, std::byte{'x'});
+  for (int i = 0; i < 2; ++i) {  // of another feed, perhaps
+    bench.ring.seek({.states = {{other, 0}}});
+    bench.ring.begin();
+    EXPECT_EQ(start(bench.take()), "lost xxx");
+    known.is_lost = false;
+  }
+  bench.ring.seek(0, 0);
+  bench.ring.begin();
+  EXPECT_EQ(start(bench.take()), "lost start");
 }
 
 // Its worker stops between the word and the signal.

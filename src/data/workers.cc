@@ -109,7 +109,7 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes, state_nbytes_of(generator, options))),
       slots_(slots_for(generator, *schema_, layout_, workers_of(generator, options), options)),
       count_(workers_of(generator, options)),
-      queue_(slots_, order_of(options), goes_round(generator, options) ? count_ : 0, number_),
+      queue_(slots_, order_of(options), goes_round(generator, options) ? count_ : 0, layout_, number_),
       are_started_(starts_threads(generator, options)),
       times_(static_cast<size_t>(count_)),
       known_(static_cast<size_t>(count_)),
@@ -121,6 +121,7 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
     loop.shapes.resize(schema_->fields().size());
     if (i < count_) loop.since_ns = FillLoop::kIdle;
   }
+  for (KnownState& known : known_) known.bytes.reserve(layout_.state_nbytes);
   if (wants_processes(generator, options))
     processes_.emplace(generator, *schema_, layout_, slots_, count_, number_);
 }
@@ -288,11 +289,12 @@ Workers::JobTake Workers::take_job(FillLoop& loop, const Deadline& deadline, Job
     job.seed = batch_seed(options_.seed, job.epoch, job.index);
     job.epoch_seed = epoch_seed(options_.seed, job.epoch);
     job.retries = 0;
-    job.restored.reset();
-    if (has_state()) {
-      // Fills behind the last delivered batch are undone.
-      std::optional<StateRef> first = queue_.first_state(job, worker);
-      if (first && *first != known_[static_cast<size_t>(worker)].last) job.restore(std::move(*first));
+    job.restore_nbytes = 0;
+    // Fills behind the last delivered batch are undone.
+    if (has_state() && !queue_.start_state(job, worker, known_[static_cast<size_t>(worker)])) {
+      queue_.skip(job);
+      if (!deadline.leaves_no_time()) continue;
+      return JobTake::kNone;
     }
     slots_->begin_span(job.slot, number_, job.epoch, job.index);
     if (!has_memory && !take_memory(job.slot, reason)) {  // there may be some by now
@@ -365,7 +367,7 @@ void Workers::check_shapes(const Job& job, FillResult& result) const {
 // Skips a batch that failed, and reports some. False: it is not to be skipped.
 bool Workers::skip(const Job& job, const FillResult& result) noexcept {
   if (options_.on_error != TENON_ON_ERROR_SKIP || !skips_.note_failure()) return false;
-  queue_.skip(job, result.report);
+  queue_.skip(job, result.notes);
   const uint64_t count = skips_.note_skip();
   if (count == 0) return true;
   try {
@@ -385,11 +387,11 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
     skips_.note_batch();
     times_[static_cast<size_t>(worker)].note(result.fill_ns);
     slots_->mark(job.slot, trace::kReady);
-    queue_.publish(job, result.report);
+    queue_.publish(job, result.notes);
   } else if (result.code == TENON_END_OF_EPOCH) {
-    queue_.finish(job, result.report);
+    queue_.finish(job, result.notes);
   } else if (result.code == TENON_NO_BATCH) {
-    queue_.skip(job, result.report);
+    queue_.skip(job, result.notes);
   } else if (!skip(job, result)) {
     TicketFailure failure;
     failure.kind = result.kind;
@@ -400,7 +402,7 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
     failure.exit_code = result.exit_code;
     const bool is_limit = options_.on_error == TENON_ON_ERROR_SKIP;
     failure.set_message((is_limit ? Skips::limit_text() : "").append(result.message).c_str());
-    queue_.fail(job, failure, result.report);
+    queue_.fail(job, failure, result.notes);
   }
 }
 
@@ -446,21 +448,20 @@ void Workers::fill_here(FillLoop& loop, FillResult& result) {
 
 void Workers::put_state(int32_t worker, Job& job) noexcept {
   KnownState& known = known_[static_cast<size_t>(worker)];
-  if (known.is_lost && !job.restored) job.restore(known.last);
-  known.is_lost = false;
-  if (job.restored && *job.restored) {
-    std::memcpy(layout_.state(slots_->data(job.slot)), (*job.restored)->data(), (*job.restored)->size());
-  }
+  if (!std::exchange(known.is_lost, false)) return;
+  job.flags |= known.number != 0 ? TENON_RESTORE_STATE : TENON_RESTORE_START;
+  job.restore_nbytes = known.bytes.size();
+  if (!known.bytes.empty())
+    std::memcpy(layout_.state(slots_->data(job.slot)), known.bytes.data(), known.bytes.size());
 }
 
 void Workers::read_report(const Job& job, FillResult& result) const {
   std::byte* const slot = slots_->data(job.slot);
-  result.report.ignored_index = result.code == 0 && (layout_.notes(slot) & TENON_IGNORED_INDEX) != 0;
+  if (result.code == 0 && (layout_.notes(slot) & TENON_IGNORED_INDEX) != 0) result.notes |= kIgnoredIndex;
   if (!has_state()) return;
   const uint64_t nbytes = layout_.stated(slot);
   if (nbytes <= layout_.state_nbytes) {
-    const std::byte* const state = layout_.state(slot);
-    result.report.state = std::make_shared<const std::vector<std::byte>>(state, state + nbytes);
+    result.notes |= kHasState;
   } else if (result.code == 0) {
     result.code = -1;
     result.message =
@@ -470,15 +471,15 @@ void Workers::read_report(const Job& job, FillResult& result) const {
   }
 }
 
-void Workers::note_state(int32_t worker, Job& job, const FillResult& result, bool is_again) {
+void Workers::note_state(int32_t worker, const Job& job, const FillResult& result, bool is_again) {
   KnownState& known = known_[static_cast<size_t>(worker)];
-  if (is_again) {
-    if (!job.restored) job.restore(known.last);
-  } else if (result.report.state) {
-    known.last = result.report.state;
-  } else if (result.code != TENON_END_OF_EPOCH) {  // which the worker's end of the ring can say alone
-    if (job.restored) known.last = *job.restored;
-    known.is_lost = true;
+  if (!is_again && (result.notes & kHasState) != 0) {
+    std::byte* const slot = slots_->data(job.slot);
+    const std::byte* const state = layout_.state(slot);
+    known.bytes.assign(state, state + std::min(layout_.stated(slot), layout_.state_nbytes));
+    known.number = job.number;
+  } else if (is_again || result.code != TENON_END_OF_EPOCH || job.is_restored()) {
+    known.is_lost = true;  // the worker's end of the ring can say an end alone
   }
 }
 

@@ -134,12 +134,6 @@ class Workers {
   }
 
  private:
-  // The state of a worker's generator. Used by its thread only.
-  struct KnownState {
-    StateRef last;         // after its last fill
-    bool is_lost = false;  // the generator has another state: its process is new, or a fill left none
-  };
-
   Workers(const tenon_generator& generator, Ref<Schema> schema, const tenon_feed_options& options);
   ~Workers();
 
@@ -155,7 +149,7 @@ class Workers {
   void go_on(FillLoop& loop, Ref<Workers> self) noexcept;
   void put_state(int32_t worker, Job& job) noexcept;
   void read_report(const Job& job, FillResult& result) const;
-  void note_state(int32_t worker, Job& job, const FillResult& result, bool is_again);
+  void note_state(int32_t worker, const Job& job, const FillResult& result, bool is_again);
 
   // With a worker process: process_loop.cc.
   void ask_process(FillLoop& loop);
