@@ -158,6 +158,7 @@ bool Channel::has_role(ChannelRole role) const noexcept {
   // pairs with: Channel::take_role, "the roles of a forked child"
   return roles_taker_.load(std::memory_order_acquire) == taker() &&
          // pairs with: Channel::give_up_roles, "a role that was given up"
+         // pairs with: Channel::take_role, "a role that was taken"
          (roles_.load(std::memory_order_acquire) & role) != 0 && !is_closed_.load(std::memory_order_relaxed);
 }
 
@@ -198,7 +199,8 @@ void Channel::take_role(ChannelRole role) {
       cursor_->sequence = std::max(cursor_->sequence, gone);
       note_cursors();
     }
-    roles_.store(roles | role, std::memory_order_relaxed);
+    // pairs with: Channel::has_role, "a role that was taken"
+    roles_.store(roles | role, std::memory_order_release);
   }
   // So that sleeping processes also wait for this process' life.
   ends_.wake_all();
@@ -209,6 +211,12 @@ void Channel::take_role(ChannelRole role) {
 // call, when it began.
 uint64_t Channel::ended(uint64_t closings_before) const noexcept {
   return ends_.ended_after(std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)));
+}
+
+// There is a death or an end to report, of which the event may tell later: its reaper may be stopped.
+bool Channel::has_news(const SharedEvent& event) const noexcept {
+  return &event == &state_->items &&
+         (ended(UINT64_MAX) != 0 || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed));
 }
 
 // There is no item, no death and no end to report. signals: of the event, from before the attempt.
@@ -242,10 +250,8 @@ bool Channel::is_still_empty() const noexcept {
 
 // Adds the words on which to sleep to notice the deaths of other processes. event: what the caller waits for;
 // a process without a role may still hold slots. False: there are too many words, or a process is ending, so
-// that its end will not wake this one. has_died: set to true if a process has died; then it must be called
-// again.
-bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
-                        bool* has_died) const noexcept {
+// that its end will not wake this one.
+bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n) const noexcept {
   const uint32_t self = segment_->participant().index();
   uint64_t holders[std::extent_v<Mask>]{};
   if (&event == &state_->room) visit_users([&](uint32_t p) { holders[p / 64] |= uint64_t{1} << (p % 64); });
@@ -256,9 +262,7 @@ bool Channel::add_lives(const SharedEvent& event, os::Sleep* words, size_t* n,
     if (p == self || (!is_used && !ends_.is_marked(p))) return;
     // Also one whose death the kernel could not mark, and one from whose reaper only the signals are missing.
     if (reap(segment_->control(), p) || !is_used) return;
-    if (!ends_.is_alive(p)) {
-      *has_died = true;
-    } else if (*n == os::kMostWords) {
+    if (!ends_.is_alive(p) || *n == os::kMostWords) {
       is_complete = false;
     } else {
       std::atomic<uint32_t>& life = life_word(segment_->control().life(p));
@@ -374,12 +378,11 @@ void Channel::sleep_until(SharedEvent& event, const Deadline& deadline, const ch
   while (true) {
     os::Sleep words[os::kMostWords];
     size_t n = 0;
-    bool has_died = false;
     words[n++] = {&event.signals, look(event.signals)};
-    const bool will_be_woken = add_lives(event, words, &n, &has_died);
+    const bool will_be_woken = add_lives(event, words, &n);
     if (will_be_woken) pace.restart();
     if (attempt()) return;
-    const int64_t slice = has_died ? 0 : will_be_woken ? Waiter::kSliceNs : pace.next_ns(Waiter::kSliceNs);
+    const int64_t slice = will_be_woken ? Waiter::kSliceNs : pace.next_ns(Waiter::kSliceNs);
     const WaitEnd end = waiter.sleep_on(words, n, slice, describe);
     if (end == WaitEnd::kTimeout) {
       if (!try_once_more(event, attempt)) throw_timeout(doing, deadline);

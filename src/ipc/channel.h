@@ -172,7 +172,8 @@ class Channel {
   bool take_item(Item& item, uint32_t* refused);
   bool join_item(Item& item, uint32_t* refused);
   [[noreturn]] void throw_death(uint64_t number) const;
-  bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n, bool* has_died) const noexcept;
+  bool add_lives(const SharedEvent& event, os::Sleep* words, size_t* n) const noexcept;
+  bool has_news(const SharedEvent& event) const noexcept;
   void begin_wait(SharedEvent& event) const noexcept { segment_->begin_wait(event); }
   void end_wait(SharedEvent& event) const noexcept { segment_->end_wait(event); }
   Watch* watch_of(const SharedEvent& event) const noexcept;

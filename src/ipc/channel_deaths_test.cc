@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -149,6 +149,61 @@ TEST(ChannelDeaths, FromBeforeAnOpeningAreNotTold) {
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), TENON_ERR_TIMEOUT);
   for (const int end : {to[0], to[1], from[0], from[1]}) close(end);
+}
+
+// As if a reaper or a process that closes were stopped before it signals the event.
+TEST(ChannelDeaths, AreToldByADescriptorThatNoSignalHasReached) {
+  const Ref<Channel> channel = make(2);
+  ChannelState& state = *control_of(*channel).channel();
+  const auto is_readable = [fd = channel->descriptor(Access::kRead)](int timeout_ms) {
+    pollfd poller{fd, POLLIN, 0};
+    return poll(&poller, 1, timeout_ms) == 1;
+  };
+  const std::pair<std::atomic<uint64_t>*, Code> news[] = {{&state.deaths, Code::kOwnerDied},
+                                                          {&state.closings, Code::kClosed}};
+  for (const auto& [count, code] : news) {
+    for (int quiet = 0; quiet < 3;) {
+      quiet = is_readable(20) ? 0 : quiet + 1;
+      EXPECT_EQ(receive(*channel), Code::kTimeout);
+    }
+    ++*count;
+    EXPECT_TRUE(is_readable(60'000));
+    EXPECT_EQ(receive(*channel), code);
+  }
+}
+
+// Damaged memory names a place that no process has. A thread that does spin is the measure: both have a share
+// of a busy machine.
+TEST(ChannelDeaths, OfNoProcessLetNoThreadSpin) {
+  const Ref<Channel> channel = make(2);
+  ChannelState& state = *control_of(*channel).channel();
+  const uint32_t nobody = kParticipants - 1;
+  set_bit(state.users, nobody);
+  state.ends[nobody].word = kConsumer;
+  const auto cpu_ns = [] {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+  };
+  std::atomic<bool> has_begun{false}, has_ended{false};
+  int64_t spinner_ns = 0;
+  std::thread spinner([&] {
+    const int64_t before = cpu_ns();
+    has_begun = true;
+    while (!has_ended) {
+    }
+    spinner_ns = cpu_ns() - before;
+  });
+  while (!has_begun) {
+  }
+  const int64_t before = cpu_ns();
+  EXPECT_EQ(receive(*channel, 1'000'000'000), Code::kTimeout);
+  const int64_t waiter_ns = cpu_ns() - before;
+  has_ended = true;
+  spinner.join();
+  EXPECT_LT(waiter_ns, spinner_ns / 20);
+  state.ends[nobody].word = 0;
+  clear_bit(state.users, nobody);
 }
 
 }  // namespace

@@ -123,10 +123,11 @@ size_t Watcher::look(os::Sleep* words, int64_t* timeout_ns) noexcept {
   }
   *timeout_ns = kDeathSliceNs;
   for (Watch* const watch : watches_) {
-    bool has_died = false;
-    if (!watch->channel_.add_lives(watch->shared_event_, words, &n, &has_died)) *timeout_ns = kShortSliceNs;
-    // A process may have ended, or been stopped, after it had freed a slot and before it signaled this.
-    if (has_died || watch->channel_.has_free_slot(watch->shared_event_)) watch->signal();
+    const Channel& channel = watch->channel_;
+    const SharedEvent& event = watch->shared_event_;
+    if (!channel.add_lives(event, words, &n)) *timeout_ns = kShortSliceNs;
+    // A process may have ended, or been stopped, after it had changed something and before it signaled this.
+    if (channel.has_free_slot(event) || channel.has_news(event)) watch->signal();
   }
   return n;
 }
