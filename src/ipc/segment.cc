@@ -24,8 +24,6 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kClosingNs = 1'000'000'000;  // a use waits so long for a process that may close the block
-
 SegmentId random_id() {
   SegmentId id;
   if (getrandom(id.words, sizeof id.words, 0) != sizeof id.words) {
@@ -271,19 +269,6 @@ std::span<std::byte> Segment::bytes_of(uint32_t index) const noexcept {
   const Block& b = block(index);
   const uint64_t begin = std::min(b.begin.load(std::memory_order_relaxed), data_nbytes());
   return {data_ + begin, std::min(b.nbytes.load(std::memory_order_relaxed), data_nbytes() - begin)};
-}
-
-bool Segment::use(uint32_t index, uint32_t generation) noexcept {
-  Used used = try_use(index, generation);
-  if (used == Used::kIsClosing) {
-    // Some process looks whether the block is unused. If another process uses it, it is soon as before;
-    // else it is freed. The process may be stopped, or wait long for a processor.
-    constexpr timespec kMoment{0, 100'000};
-    const Deadline deadline(kClosingNs);
-    while ((used = try_use(index, generation)) == Used::kIsClosing && !deadline.has_passed())
-      nanosleep(&kMoment, nullptr);
-  }
-  return used == Used::kYes;
 }
 
 Segment::Used Segment::try_use(uint32_t index, uint32_t generation) noexcept {

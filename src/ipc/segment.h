@@ -136,9 +136,12 @@ class Segment {
   void commit_block(uint32_t block);
   // Gives a free block, whose state has memory, to a storage of this process. Creator only.
   void take_block(uint32_t block, uint64_t begin, uint64_t nbytes) noexcept;
-  // Begins a use of a block by a storage of this process. False: the block does not have this generation any
-  // more.
-  bool use(uint32_t block, uint32_t generation) noexcept;
+  // Begins a use of a block by a storage of this process. kNo: the block does not have this generation any
+  // more. kIsClosing: some process looks whether it is unused. If another process uses it, it is soon as
+  // before; else it is freed.
+  enum class Used { kYes, kNo, kIsClosing };
+  Used try_use(uint32_t block, uint32_t generation) noexcept;
+  bool use(uint32_t block, uint32_t generation) noexcept { return try_use(block, generation) == Used::kYes; }
   // Ends a use. True: it was the last one of the block in this process.
   bool leave(uint32_t block) noexcept;
   // Counts among users(): the segment stays open, as for a block, until the second call.
@@ -232,8 +235,6 @@ class Segment {
   uint32_t take_message(uint64_t self);
   bool give_messages() noexcept;
   bool is_own(const MessageId& handle) const noexcept;
-  enum class Used { kYes, kNo, kIsClosing };
-  Used try_use(uint32_t block, uint32_t generation) noexcept;
   bool keeps_message(const MessageRecord& record, uint64_t word) const noexcept;
   static void check_alone(const MessageRecord& record);
   void drop_kept() noexcept;

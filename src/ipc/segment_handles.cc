@@ -414,8 +414,13 @@ bool Segments::is_unopened(std::span<const std::byte> bytes) {
 }
 
 // The handle stays unopened. The result lies on the segment.
-// Calls then while this process uses the block: the array may be of another owner that has lent the memory.
+// Calls then, at most once, while this process uses the block: the array may be of another owner that has lent the memory.
 Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Segment&)>& then) {
+  return open_patiently([&](bool is_last) { return try_open(handle, then, is_last); });
+}
+
+Ref<Array> Segments::try_open(const ArrayHandle& handle, const std::function<void(Segment&)>& then,
+                              bool is_last) {
   if (handle.boot != os::boot()) {
     throw_error(Code::kNotFound,
                 "the shared array cannot be opened: it lies in the memory of another machine, or was lost at "
@@ -450,7 +455,7 @@ Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Se
   const bool is_readonly = (handle.flags & TENON_READONLY) != 0 && !segment.is_writable();
   const auto begin_to_use = [&] {
     try {
-      return begin_use(segment, handle.block, handle.generation, is_readonly);
+      return begin_use(segment, handle.block, handle.generation, is_readonly, is_last);
     } catch (const Error& e) {
       if (e.code() != Code::kNotFound || !handle.has_counted_opens()) throw;
       const MessageStatus now = segment.status_of(handle.sent());

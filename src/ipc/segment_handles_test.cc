@@ -2,21 +2,33 @@
 //
 // The laws of the records of handles: what keeps a block, and for how long.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <iostream>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
+#include "ipc/handle.h"
 #include "ipc/participant.h"
+#include "ipc/segments.h"
 #include "ipc/stand_in_testing.h"
 
 namespace tenon::impl {
 namespace {
 
 constexpr uint64_t kNbytes = 4096;
+
+std::string hex_of(const Array& array) {
+  const std::string handle = Segments::instance().handle_of(array);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(handle.data());
+  return hex({bytes, bytes + handle.size()});
+}
 
 class HandleRecords : public testing::Test {
  protected:
@@ -292,16 +304,53 @@ TEST_F(HandleRecords, AKeeperThatIsNoProcessKeepsNothing) {
   EXPECT_TRUE(a_.segment().free_if_unused(block));
 }
 
-// The creator looks whether the block is unused, and finds that it is not.
-TEST_F(HandleRecords, AnOpenWaitsForALookAtTheUsers) {
-  const uint32_t block = a_.take(kNbytes);
-  announce(a_.segment().block(block).state, BlockState::kClosing);
-  std::thread looks([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    publish(a_.segment().block(block).state, BlockState::kUsed);
+// The creator is stopped while it looks whether a block is unused, and finds that it is not.
+TEST(Handles, AnOpenThatWaitsForALookHoldsUpNoOther) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  Segments& segments = Segments::instance();
+  const auto make = [&] { return segments.create(DType(TENON_UINT, 8), std::vector<int64_t>{100}, 0, {}); };
+  const pid_t creator = fork();
+  if (creator == 0) {
+    alarm(600);
+    const Ref<Array> one = make(), other = make();
+    Lines(ends[0], ends[1]).say(hex_of(*one) + " " + hex_of(*other));
+    while (true) pause();
+  }
+  std::string line;
+  ASSERT_TRUE(Lines(ends[0], ends[1]).hear(&line));
+  ASSERT_EQ(kill(creator, SIGSTOP), 0);
+  const size_t blank = line.find(' ');
+  const std::vector<std::byte> sent = bytes_of(line.substr(0, blank));
+  const Ref<Array> other = segments.open(bytes_of(line.substr(blank + 1)));
+  const ArrayHandle handle = ArrayHandle::decode(sent);
+  Block* block = nullptr;
+  segments.visit([&](Segment& segment) {
+    if (segment.header().id == handle.segment) block = &segment.block(handle.block);
   });
-  EXPECT_TRUE(b_.use(block));
-  looks.join();
+  ASSERT_NE(block, nullptr);
+  int rounds = 0;
+  for (Ref<Array> opened; !opened && rounds < 5; ++rounds) {  // the open waits for 1 s: this may be too late
+    announce(block->state, BlockState::kClosing);
+    std::atomic<bool> has_begun{false};
+    std::thread opener([&] {
+      has_begun = true;
+      try {
+        opened = segments.open(sent);
+      } catch (const Error&) {
+      }
+    });
+    while (!has_begun) {
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    (void)make();
+    publish(block->state, BlockState::kUsed);
+    opener.join();
+  }
+  EXPECT_LT(rounds, 5);
+  kill(creator, SIGKILL);
+  EXPECT_EQ(waitpid(creator, nullptr, 0), creator);
+  for (const int end : ends) close(end);
 }
 
 // A place that was reserved for a child for too long is now of the child of another process.

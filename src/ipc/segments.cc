@@ -34,11 +34,6 @@ constexpr int64_t kNameTimeoutNs = 5'000'000'000;
 // So long, other processes may take to close memory that they have dropped.
 constexpr int64_t kFreedWithinNs = 1'000'000'000;
 
-void sleep_for_a_moment() noexcept {
-  const timespec moment{0, 1'000'000};
-  nanosleep(&moment, nullptr);
-}
-
 NamedArray named_array(DType dtype, Dims shape, uint32_t flags) noexcept {
   NamedArray array{};
   array.code = dtype.code;
@@ -53,6 +48,11 @@ NamedArray named_array(DType dtype, Dims shape, uint32_t flags) noexcept {
 std::string file_prefix(const SegmentId& id) { return kFilePrefix + text_of(id); }
 
 }  // namespace
+
+void Segments::sleep_for_a_moment() noexcept {
+  const timespec moment{0, 1'000'000};
+  nanosleep(&moment, nullptr);
+}
 
 void check_name(const std::string& name) {
   constexpr const char* kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
@@ -270,12 +270,15 @@ bool Segments::end_unused_memory(tenon_device device) {
   return open_.is_freeing(device);
 }
 
-// The storage needs open_memory() and storage_of().
-Segments::Use Segments::begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly) {
+// The storage needs open_memory() and storage_of(). is_last: does not throw BlockIsClosing.
+Segments::Use Segments::begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly,
+                                  bool is_last) {
   segment.check_memory();
   auto use = std::make_unique<BlockUse>(&segment, block);
   if (!is_readonly) segment.make_writable();
-  if (!segment.use(block, generation)) {
+  const Segment::Used used = segment.try_use(block, generation);
+  if (used == Segment::Used::kIsClosing && !is_last) throw BlockIsClosing();
+  if (used != Segment::Used::kYes) {
     if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
     throw_error(Code::kNotFound, "the shared array does not exist any more: all processes have released it");
   }
@@ -610,6 +613,7 @@ Segment* Segments::open_named(const std::string& name, const NameLock& lock, boo
 
 Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
   check_name(name);
+  const Deadline closing(kClosingNs);  // as open_patiently(): with_name() repeats it
   Use use = with_name(name, NameLock::Make::kNo, [&](NameLock& lock) {
     OpenSegments::CloseUnused opened(open_);
     Segment* const segment = lock.state() == NameLock::NameState::kLocked
@@ -620,7 +624,12 @@ Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
                   lock.path(), "'); is the process that creates it running?");
     }
     const uint32_t generation = segment->block(0).generation.load(std::memory_order_relaxed);
-    Use begun = begin_use(*segment, 0, generation, is_readonly);
+    Use begun;
+    try {
+      begun = begin_use(*segment, 0, generation, is_readonly, closing.has_passed());
+    } catch (const BlockIsClosing&) {
+      return begun;
+    }
     if (!segment->keeps_name()) segment->keep_name(lock.keep(segment->header().id, segment->file().fd()));
     return begun;
   });

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "array/array.h"
+#include "base/clock.h"
 #include "base/spin_lock.h"
 #include "device/submitted_work.h"
 #include "ipc/handle.h"
@@ -120,6 +121,24 @@ class Segments {
   using Use = std::unique_ptr<BlockUse, EndUse>;
   static const BlockUse* use_of(const Array& array);
   static const BlockUse& checked_use_of(const Array& array);  // fails with kType
+  // Thrown if a block cannot be used because some process looks whether it is unused (Segment::try_use).
+  struct BlockIsClosing {};
+  static constexpr int64_t kClosingNs = 1'000'000'000;
+  // Returns open(false). Calls it again while it throws BlockIsClosing: the process that looks may be stopped,
+  // or wait long for a processor. After 1 s, open(true), which fails instead. The caller must not hold lock_.
+  template <class Open>
+  static auto open_patiently(Open open) {
+    const Deadline deadline(kClosingNs);
+    while (!deadline.has_passed()) {
+      try {
+        return open(false);
+      } catch (const BlockIsClosing&) {
+        sleep_for_a_moment();
+      }
+    }
+    return open(true);
+  }
+  static void sleep_for_a_moment() noexcept;
   template <class Run>
   auto with_name(const std::string& name, NameLock::Make make, Run run);
   template <class Create>
@@ -140,7 +159,7 @@ class Segments {
   Ref<Array> create_on_device(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,
                        const SharedOptions& options);
-  Use begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly);
+  Use begin_use(Segment& segment, uint32_t block, uint32_t generation, bool is_readonly, bool is_last = true);
   Ref<Storage> storage_of(Use use, bool is_readonly);
   static Ref<Storage> adopt(Use use, bool is_readonly);
   static Ref<Array> array_on(const Ref<Storage>& storage, int64_t offset, DType dtype, uint32_t flags,
@@ -148,6 +167,7 @@ class Segments {
   Segment* open_named(const std::string& name, const NameLock& lock, bool is_writable, Code unreachable,
                       OpenSegments::CloseUnused& opened);
   Ref<Array> open(const ArrayHandle& handle, const std::function<void(Segment&)>& then);
+  Ref<Array> try_open(const ArrayHandle& handle, const std::function<void(Segment&)>& then, bool is_last);
   Segment* own_segment_of(const ArrayHandle& handle);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
 

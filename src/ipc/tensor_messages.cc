@@ -362,6 +362,10 @@ void TensorPools::forget_closed() noexcept {
 
 std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool is_readonly) {
   const ReadMessage message = ReadMessage::read(bytes);
+  return Segments::open_patiently([&](bool is_last) { return try_open(message, is_readonly, is_last); });
+}
+
+std::vector<Ref<Array>> TensorPools::try_open(const ReadMessage& message, bool is_readonly, bool is_last) {
   std::vector<Ref<Array>> arrays;
   std::vector<Segment*> segments;  // of the arrays; they stay open as long as these
   bool has_copies = false;
@@ -379,7 +383,10 @@ std::vector<Ref<Array>> TensorPools::open(std::span<const std::byte> bytes, bool
       const bool may_use =
           status == MessageStatus::kLive || has_arrays_on(segment, array.block, Access::kRead);
       auto use = std::make_unique<Segments::BlockUse>(&segment, array.block);
-      if (!may_use || !segment.use(array.block, array.generation)) {
+      const Segment::Used used =
+          may_use ? segment.try_use(array.block, array.generation) : Segment::Used::kNo;
+      if (used == Segment::Used::kIsClosing && !is_last) throw Segments::BlockIsClosing();
+      if (used != Segment::Used::kYes) {
         if (segment.participant().index() == Participant::kNone) segment.throw_no_place();
         const MessageStatus now = opened.status();
         throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, "message", message.pid);
@@ -467,16 +474,22 @@ Kept TensorPools::try_take_over(const ReadMessage& message, int64_t timeout_ns) 
     live.has_opens = true;
     live.holds.reserve(message.all.size());
     live.segment->begin_stay();  // for the record: the arrays may lie in other segments
-    bool is_kept = true;
+    Kept answer = Kept::kYes;
     for (const ReadArray& array : message.all) {
       Segment& segment = opened.of(array);
-      is_kept = is_kept && segment.use(array.block, array.generation);
-      if (is_kept) live.holds.push_back({&segment, array.block});
+      const Segment::Used used = segment.try_use(array.block, array.generation);
+      if (used == Segment::Used::kYes) {
+        live.holds.push_back({&segment, array.block});
+        continue;
+      }
+      answer = used == Segment::Used::kIsClosing ? Kept::kLater : Kept::kNo;
+      break;
     }
     live.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
-    const Kept answer = is_kept ? keep_message(opened.pool().control(), opened.record(), message.generation,
-                                               participant.index())
-                                : Kept::kNo;
+    if (answer == Kept::kYes) {
+      answer =
+          keep_message(opened.pool().control(), opened.record(), message.generation, participant.index());
+    }
     if (answer != Kept::kYes) {
       finish(kept, kept.begin(), nullptr);
       return answer;

@@ -111,6 +111,7 @@ class TensorPools {
   void look_at(Own& own, bool is_thorough) noexcept;
   static void end_over(Live& live, int64_t now) noexcept;
   void look_at_kept(int64_t now) noexcept;
+  std::vector<Ref<Array>> try_open(const ReadMessage& message, bool is_readonly, bool is_last);
   Kept try_take_over(const ReadMessage& message, int64_t timeout_ns);
   const char* lasting(const char* site);
   void forget_closed() noexcept;
