@@ -509,7 +509,7 @@ tenon_feed_statistics Feed::statistics() {
   s.slot_nbytes = slots.slot_nbytes();
   s.memory = slots.data(0);
   s.memory_file = slots.file().fd();
-  s.memory_at = static_cast<uint64_t>(slots.data(0) - slots.control());
+  s.memory_at = static_cast<uint64_t>(slots.data(0) - slots.memory());
   s.batches = batches_.load(std::memory_order_relaxed);
   s.nbytes = nbytes_.load(std::memory_order_relaxed);
   s.copied = copied_.load(std::memory_order_relaxed);

@@ -73,11 +73,14 @@ struct FillLoop {
   Started started = Started::kNo;
   bool is_starting = false;  // the function that starts its thread has not returned
 
-  // Shared. When the fill began that the thread runs. Of a thread that the generator has started also when it
-  // was expected or answered, until it takes the next fill: kIdle is one that waits for a fill. The thread
-  // ends this, or another one abandons the loop.
-  std::atomic<int64_t> since_ns{kFree};
+  // Shared.
+  LoopRecord* record = nullptr;
   std::atomic<uint32_t> thread{0};
+
+  // When the fill began that the thread runs. Of a thread that the generator has started also when it was
+  // expected or answered, until it takes the next fill: kIdle is one that waits for a fill. The thread ends
+  // this, or another one abandons the loop.
+  std::atomic<int64_t>& since_ns() const noexcept { return record->since_ns; }
 
   bool has_job() const noexcept { return begun != settled; }
   // The one that was begun first.

@@ -35,7 +35,7 @@ void Workers::return_late(FillLoop& loop) noexcept {
     loop.started = Started::kNo;
   }
   // pairs with: Workers::find_free_loop, "a free loop"
-  loop.since_ns.store(FillLoop::kFree, std::memory_order_release);
+  loop.since_ns().store(FillLoop::kFree, std::memory_order_release);
 }
 
 // Whether the generator may be called while another call hangs. It may if it starts threads itself or is
@@ -53,13 +53,13 @@ bool Workers::give_up_hung(bool has_waited,
   // Those that were not begun by this call. Only the worker in turn may take the consumer's next batch.
   const std::optional<int32_t> turn = queue_.worker_in_turn();
   const bool is_any_in_time = std::ranges::any_of(loops_, [&](const FillLoop& loop) {
-    const int64_t since = loop.since_ns.load(std::memory_order_relaxed);
+    const int64_t since = loop.since_ns().load(std::memory_order_relaxed);
     return since >= FillLoop::kIdle && !is_late(since) && (!turn || loop.worker == *turn);
   });
   bool has_given_up = false, is_any_stuck = !lost_text().empty();
   for (FillLoop& loop : loops_) {
     // pairs with: Workers::begin, "what a loop is busy with"
-    const int64_t since = loop.since_ns.load(std::memory_order_acquire);
+    const int64_t since = loop.since_ns().load(std::memory_order_acquire);
     if (!is_late(since) || (!has_waited && FillLoop::is_outside(since))) continue;
     if (may_replace() && abandon(loop, since, replace, is_any_in_time)) {
       has_given_up = true;
@@ -79,7 +79,7 @@ FillLoop* Workers::find_free_loop() noexcept {
   const std::scoped_lock lock(mutex_);
   const auto found = std::ranges::find_if(loops_, [](const FillLoop& l) {
     // pairs with: Workers::return_late, "a free loop"
-    return !l.is_starting && l.since_ns.load(std::memory_order_acquire) == FillLoop::kFree;
+    return !l.is_starting && l.since_ns().load(std::memory_order_acquire) == FillLoop::kFree;
   });
   return found == loops_.end() ? nullptr : &*found;
 }
@@ -101,7 +101,7 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
     ++running_;  // before the loop can end
   }
   // pairs with: Workers::begin and Workers::end, "what a loop is busy with"
-  if (!loop.since_ns.compare_exchange_strong(since_ns, FillLoop::kAbandoned, std::memory_order_acq_rel)) {
+  if (!loop.since_ns().compare_exchange_strong(since_ns, FillLoop::kAbandoned, std::memory_order_acq_rel)) {
     slots_->give_spare(spare);
     leave();
     return true;
@@ -115,7 +115,7 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
   }
   abandoned_.fetch_add(1, std::memory_order_relaxed);
   report(loop, since_ns);
-  other->since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
+  other->since_ns().store(FillLoop::kIdle, std::memory_order_relaxed);
   if (are_started_) {
     start_beside(*other);
     return true;
@@ -131,7 +131,7 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
 // Its thread cannot be started.
 void Workers::lose(FillLoop& loop, const char* reason) noexcept {
   // pairs with: Workers::abandon, "what a loop is busy with"
-  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+  if (loop.since_ns().exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
     return_late(loop);  // its start has taken too long, too, and there is another one
     return leave();
   }
@@ -140,9 +140,9 @@ void Workers::lose(FillLoop& loop, const char* reason) noexcept {
     lost_ = reason;
   }
   const TicketFailure failure = hung(loop.worker, reason);
-  for (; loop.has_job(); ++loop.settled) queue_.fail(loop.job(), failure);
+  for (; loop.has_job(); ++loop.settled) queue_.fail(loop.job(), loop.number, failure);
   // pairs with: Workers::find_free_loop, "a free loop"
-  loop.since_ns.store(FillLoop::kFree, std::memory_order_release);
+  loop.since_ns().store(FillLoop::kFree, std::memory_order_release);
   leave();
 }
 
@@ -153,7 +153,7 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   other.begun = other.settled = 0;
   other.thread.store(0, std::memory_order_relaxed);
   if (!loop.has_job()) return slots_->give_spare(spare);
-  times_[static_cast<size_t>(loop.worker)].note_failure();
+  times_of(loop.worker).note_failure();
   Job& old = loop.job();  // whose slot the loop reads when it returns
   Job job{old, old.retries, std::move(old.attachment)};
   job.flags &= TENON_RESUMED;  // nothing is restored
@@ -163,9 +163,9 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   slots_->begin_span(job.slot, number_, job.epoch, job.index);
   if (options_.on_error == TENON_ON_ERROR_SKIP) return queue_.skip(job);
   if (options_.on_error != TENON_ON_ERROR_RETRY || job.retries >= options_.retries)
-    return queue_.fail(job, hung(loop.worker, "its thread is left behind"));
+    return queue_.fail(job, other.number, hung(loop.worker, "its thread is left behind"));
   ++job.retries;
-  retried_.fetch_add(1, std::memory_order_relaxed);
+  shared().retried.fetch_add(1, std::memory_order_relaxed);
   put_back(job);
   other.jobs[other.begun++] = std::move(job);
 }

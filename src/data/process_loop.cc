@@ -35,7 +35,7 @@ void Workers::ask_process(FillLoop& loop) {
     if (result.kind != TENON_FAILED || is_again) restart_process(loop, result);
     ++loop.settled;
     if (!is_again) {
-      settle(loop.worker, job, result);
+      settle(loop, job, result);
       continue;
     }
     retry(job);

@@ -15,6 +15,10 @@ namespace tenon::impl {
 // Threads: any.
 class Skips {
  public:
+  // The counters are zeros at first, and outlive it.
+  Skips(std::atomic<uint64_t>& in_a_row, std::atomic<uint64_t>& count) noexcept
+      : in_a_row_(in_a_row), count_(count) {}
+
   void note_batch() noexcept { in_a_row_.store(0, std::memory_order_relaxed); }
 
   // A batch has failed. False: too many in a row have, and it is not to be skipped.
@@ -38,7 +42,7 @@ class Skips {
  private:
   static constexpr uint64_t kMostInARow = 1000;
 
-  std::atomic<uint64_t> in_a_row_{0}, count_{0};
+  std::atomic<uint64_t>&in_a_row_, &count_;
 };
 
 }  // namespace tenon::impl

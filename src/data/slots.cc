@@ -19,9 +19,6 @@ namespace {
 
 constexpr int32_t kMostSlots = SlotTable::kMostSlots;
 
-// So far ahead of the consumer workers can skip batches, also with few slots.
-constexpr size_t kLeastEntries = 256;
-
 // Writes to every page, so that no page fault follows.
 bool populate(std::byte* memory, size_t nbytes) {
 #ifdef MADV_POPULATE_WRITE
@@ -76,20 +73,20 @@ std::byte* reserve(const SlotsPlan& plan, size_t nbytes) {
 
 }  // namespace
 
-Ref<Slots> Slots::create(const SlotsPlan& plan) {
+Ref<Slots> Slots::create(const SlotsPlan& plan, const FeedHead& head, std::string_view schema) {
   SlotsPlan whole = plan;
   whole.most = std::max(std::min(plan.most, kMostSlots - plan.spares), plan.count);
-  return Ref<Slots>::adopt(new Slots(whole));
+  return Ref<Slots>::adopt(new Slots(whole, head, schema));
 }
 
-Slots::Slots(const SlotsPlan& plan)
+Slots::Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schema)
     : plan_(plan),
       nbytes_(checked_nbytes(plan)),
       links_(static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares)) {
   spares_.reserve(static_cast<size_t>(plan.spares));
   for (Link& link : links_) link.pool = this;
-  make_table();
   try {
+    make_control(head, schema);
     if (takes_memory()) {
       promised_ = static_cast<size_t>(plan.count) * plan.slot_nbytes;
       promised.fetch_add(promised_, std::memory_order_relaxed);
@@ -99,21 +96,30 @@ Slots::Slots(const SlotsPlan& plan)
     drop_memory();
     throw;
   }
-  count_ = made_ = plan.count;
+  count_ = plan.count;
 }
 
-void Slots::make_table() {
-  const size_t n = links_.size(), numbers = std::max(n, kLeastEntries);
-  const size_t nbytes = sizeof(Head) + n * sizeof(SlotState) + numbers * sizeof(SlotEntry);
-  block_.reset(static_cast<std::byte*>(::operator new(nbytes, std::align_val_t{64})));
-  head_ = new (block_.get()) Head{};
-  auto* const states = reinterpret_cast<SlotState*>(head_ + 1);
-  auto* const entries = reinterpret_cast<SlotEntry*>(states + n);
-  std::uninitialized_value_construct_n(states, n);
-  std::uninitialized_value_construct_n(entries, numbers);
-  for (size_t i = static_cast<size_t>(plan_.count); i < n; ++i)
-    store(states[i].word, SlotWord::make(SlotWord::kHeld, kNobody, 0));
-  table_ = SlotTable(head_->counters, {states, n}, {entries, numbers});
+// In memory of this process.
+void Slots::make_control(FeedHead head, std::string_view schema) {
+  head.slots = plan_.count;
+  head.most = most();
+  head.parts = FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, schema.size());
+  control_memory_ = static_cast<std::byte*>(mmap(nullptr, head.parts.nbytes, PROT_READ | PROT_WRITE,
+                                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (control_memory_ == MAP_FAILED) {
+    control_memory_ = nullptr;
+    throw_error(Code::kNoMemory, "the control part of a feed, ", head.parts.nbytes,
+                " bytes: ", std::strerror(errno));
+  }
+  control_nbytes_ = head.parts.nbytes;
+  const FeedControl control = FeedControl::make(control_memory_, head, schema, false);
+  const auto end_span = [](void* self, int32_t slot) noexcept {
+    auto& slots = *static_cast<Slots*>(self);
+    slots.end_span(slots.links_[static_cast<size_t>(slot)]);
+  };
+  static_cast<FreeSlots&>(*this) = FreeSlots(control, {end_span, this});
+  for (int32_t i = plan_.count; i < most(); ++i) table().hold(kNobody, static_cast<uint32_t>(i));
+  store(control.shared().made, static_cast<uint32_t>(plan_.count));
 }
 
 void Slots::make_memory() {
@@ -134,6 +140,7 @@ void Slots::make_memory() {
 
 void Slots::drop_memory() noexcept {
   promised.fetch_sub(promised_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  if (control_memory_ != nullptr) munmap(control_memory_, control_nbytes_);
   if (memory_ == nullptr) return;
   if (plan_.device.type == TENON_CUDA_HOST) {
     device::free_pinned(memory_, nbytes_);
@@ -216,7 +223,9 @@ int32_t Slots::make_slot() {
       // Copies from this slot are slower.
     }
   }
-  announce(made_, slot + 1);  // before its word: a look that ends at the number before it is repeated
+  announce(control().shared().made,
+           static_cast<uint32_t>(
+               slot + 1));  // before its word: a look that ends at the number before it is repeated
   return slot;
 }
 
@@ -241,55 +250,15 @@ int32_t Slots::take_spare() {
 
 void Slots::give_spare(int32_t slot) noexcept {
   end_span(links_[static_cast<size_t>(slot)]);
-  table_.hold(kNobody, static_cast<uint32_t>(slot));
+  table().hold(kNobody, static_cast<uint32_t>(slot));
   const std::scoped_lock lock(growing_);
   spares_.push_back(slot);  // there is room for all
 }
 
 Slots::~Slots() { drop_memory(); }
 
-int32_t Slots::try_take(uint32_t holder) noexcept {
-  if (is_over()) return kOver;
-  const auto take = [&](uint32_t slot) {
-    return table_.word(slot) == SlotWord::kFree && table_.take_free(holder, slot);
-  };
-  const uint32_t recent = head_->recent.load(std::memory_order_relaxed);
-  if (take(recent)) return static_cast<int32_t>(recent);
-  for (int32_t slot = 0; slot < made(); ++slot) {
-    if (take(static_cast<uint32_t>(slot))) return slot;
-  }
-  return kNone;
-}
-
-int32_t Slots::take(uint32_t holder, const Deadline& deadline) noexcept {
-  int32_t slot = try_take(holder);
-  if (slot == kNone && !deadline.leaves_no_time()) {
-    (void)head_->room.sleep(deadline, [&] { return (slot = try_take(holder)) != kNone; });
-  }
-  return slot;
-}
-
-bool Slots::has_free() noexcept {
-  for (int32_t slot = 0; slot < made(); ++slot) {
-    if (table_.word(static_cast<uint32_t>(slot)) == SlotWord::kFree) return true;
-  }
-  return false;
-}
-
-void Slots::await_free(int64_t timeout_ns) noexcept {
-  const auto is_settled = [this] { return is_over() || has_free(); };
-  if (!is_settled() && timeout_ns > 0) (void)head_->room.sleep(Deadline(timeout_ns), is_settled);
-}
-
 void Slots::end_span(Link& link) noexcept {
   trace::close(std::exchange(link.span, trace::kNoSpan), trace::key_of(&link), trace::SpanOutcome::kDone);
-}
-
-void Slots::give(int32_t slot) noexcept {
-  end_span(links_[static_cast<size_t>(slot)]);
-  head_->recent.store(static_cast<uint32_t>(slot), std::memory_order_relaxed);
-  table_.release(static_cast<uint32_t>(slot));
-  head_->room.signal_one();
 }
 
 void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept {
@@ -331,11 +300,6 @@ void Slots::end_loan(void* owner) noexcept {
   const Ref<Slots> pool = Ref<Slots>::adopt(link->pool);
   pool->lent_.fetch_sub(1, std::memory_order_relaxed);
   pool->give(static_cast<int32_t>(link - pool->links_.data()));
-}
-
-void Slots::wake() noexcept {
-  announce(head_->is_over, 1U);
-  head_->room.signal_all();
 }
 
 }  // namespace tenon::impl

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slots of a feed: one range of addresses, which is mapped once, and a table (ipc/slot_table.h) that says
-// which of them are free. A slot takes its memory before its first fill, or, if it is sparse, where it is
-// written. The content of a slot is not known here. Slots that other processes map lie in a memory file; with
-// worker processes, a control part lies before them (request_ring.h). Slots on a device, and pinned ones, are
-// one allocation of the driver.
+// The slots of a feed: one range of addresses, which is mapped once, and a control part (feed_control.h) whose
+// words say which of them are free (free_slots.h). A slot takes its memory before its first fill, or, if it
+// is sparse, where it is written. The content of a slot is not known here. Slots that other processes map lie
+// in a memory file; with worker processes, their rings lie before them (request_ring.h). Slots on a device,
+// and pinned ones, are one allocation of the driver.
 #pragma once
 
 #include <atomic>
@@ -12,16 +12,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <new>
+#include <string_view>
 #include <vector>
 
-#include "base/clock.h"
-#include "base/event.h"
 #include "base/os.h"
 #include "base/ref.h"
 #include "base/trace.h"
+#include "data/free_slots.h"
 #include "device/device.h"
-#include "ipc/slot_table.h"
 #include "memory/storage.h"
 
 namespace tenon::impl {
@@ -48,17 +46,16 @@ struct SlotsPlan {
 // Counted: the feed holds one reference, each lent slot another, so that delivered batches outlive the
 // feed. Threads: everything may be called by any thread. give() and end_loan() never block, allocate
 // nothing and take no lock: they are what the release of a batch runs.
-// The words of the table alone say who has a slot. Those of spare slots, and of slots that are not made yet,
-// are not free.
-class Slots {
+// The words of the control part alone say who has a slot. Those of spare slots, and of slots that are not
+// made yet, are not free.
+class Slots : public FreeSlots {
  public:
-  // Fails with kValue (overflow), kNoMemory (the message has the numbers), and as Device::of.
-  static Ref<Slots> create(const SlotsPlan& plan);
+  // head: of the control part, as far as it does not concern the slots. schema: encoded. Fails with kValue
+  // (overflow), kNoMemory (the message has the numbers), and as Device::of.
+  static Ref<Slots> create(const SlotsPlan& plan, const FeedHead& head = {}, std::string_view schema = {});
 
   // Without the spare ones, and without those that spare ones replace.
   int32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
-  // The numbers of all slots are smaller than this.
-  int32_t made() const noexcept { return observe(made_); }
   int32_t most() const noexcept { return plan_.most + plan_.spares; }
   size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
   std::byte* data(int32_t slot) const noexcept {
@@ -74,35 +71,13 @@ class Slots {
   void pin();
   // Requires that the copies from it are done.
   void unpin() noexcept;
-  std::byte* control() const noexcept { return memory_; }
+  // Where the file is mapped.
+  std::byte* memory() const noexcept { return memory_; }
   // Empty where the memory is not shared.
   const os::File& file() const noexcept { return file_; }
 
   // One more, which is free then. False: there may be no more. Fails with kNoMemory.
   bool grow();
-
-  // In place of a slot.
-  static constexpr int32_t kNone = -1;  // none is free
-  static constexpr int32_t kOver = -2;  // wake() has been called
-
-  // The holders in the words of taken slots: consumers and other users that have no number, slots that no
-  // thread has, and fill loop number n.
-  static constexpr uint32_t kConsumer = 0, kNobody = 1, kFirstLoop = kParticipants;
-  static constexpr int32_t kMostLoops = 4096 - kFirstLoop;
-
-  // A free slot, if possible the one that was given last; waits for one. kNone: there was none in this time.
-  // kOver after wake().
-  int32_t take(uint32_t holder = kConsumer, const Deadline& deadline = Deadline(-1)) noexcept;
-  // The same without waiting.
-  int32_t try_take(uint32_t holder = kConsumer) noexcept;
-  // Whether try_take() would find one now.
-  bool has_free() noexcept;
-  // Waits so long (>= 0) until one is free, or wake() was called.
-  void await_free(int64_t timeout_ns) noexcept;
-  // Of any slot that is not free.
-  void give(int32_t slot) noexcept;
-  // Its words, for the order of what lies in the slots. It has an entry for each slot that there may be.
-  const SlotTable& table() const noexcept { return table_; }
 
   // Takes the memory of a slot before its first use; later calls do nothing. So the threads that fill take
   // the memory side by side, and a feed begins before all slots have theirs. Until then it counts as
@@ -139,9 +114,6 @@ class Slots {
   // How many slots are lent.
   int32_t lent() const noexcept { return lent_.load(std::memory_order_relaxed); }
 
-  // Ends all waits in take(), also later ones.
-  void wake() noexcept;
-
   void retain() noexcept { refs_.increment(); }
   void release() noexcept {
     if (refs_.decrement()) delete this;
@@ -155,23 +127,12 @@ class Slots {
     bool has_memory = false;  // guarded by taking
   };
 
-  explicit Slots(const SlotsPlan& plan);
+  Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schema);
   ~Slots();
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  // What lies at the start of the table's memory. Plain data.
-  struct Head {
-    SlotCounters counters;
-    // The one that was given last: a hint. Workers without a slot poll its line of the cache, so what
-    // consumers write besides lies in another one.
-    alignas(64) std::atomic<uint32_t> recent;
-    std::atomic<uint32_t> is_over;
-    Event room;
-  };
-
-  void make_table();
-  bool is_over() const noexcept { return observe(head_->is_over) != 0; }
+  void make_control(FeedHead head, std::string_view schema);
   bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
   bool takes_memory() const noexcept { return is_on_host() && !plan_.is_sparse; }
   void populate_slot(int32_t slot);
@@ -184,6 +145,8 @@ class Slots {
 
   // Constant after construction.
   const SlotsPlan plan_;
+  std::byte* control_memory_ = nullptr;
+  size_t control_nbytes_ = 0;
   const size_t nbytes_;  // addresses; the memory of the slots that there are is taken
   os::File file_;
   std::byte* memory_ = nullptr;
@@ -196,16 +159,8 @@ class Slots {
   std::vector<int32_t> spares_;
   std::vector<std::unique_ptr<device::Registration>> pins_;  // empty: not pinned
 
-  struct FreeBlock {
-    void operator()(std::byte* block) const noexcept { ::operator delete(block, std::align_val_t{64}); }
-  };
-  // One block: the head, the states of the slots, the entries.
-  std::unique_ptr<std::byte, FreeBlock> block_;
-  Head* head_ = nullptr;
-  SlotTable table_;
-
   // Shared.
-  std::atomic<int32_t> count_{0}, made_{0};
+  std::atomic<int32_t> count_{0};
   std::vector<Link> links_;
   alignas(64) std::atomic<int32_t> lent_{0};
   RefCount refs_;

@@ -60,7 +60,7 @@ void Workers::expect_thread(FillLoop& loop) noexcept {
   const std::scoped_lock lock(mutex_);
   loop.started = Started::kAwaited;
   loop.is_starting = true;
-  loop.since_ns.store(FillLoop::outside(now_ns()), std::memory_order_relaxed);
+  loop.since_ns().store(FillLoop::outside(now_ns()), std::memory_order_relaxed);
 }
 
 // The generator's start has returned. False: there is no thread, and the caller decides what becomes of the
@@ -163,7 +163,7 @@ void Workers::start_processes() {
     const std::scoped_lock lock(mutex_);
     loop.started = Started::kNo;
     loop.is_starting = false;
-    loop.since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
+    loop.since_ns().store(FillLoop::kIdle, std::memory_order_relaxed);
   }
   has_processes_ = threads < count_;
 }
@@ -175,7 +175,7 @@ bool Workers::are_rest_started() const noexcept {
   const auto this_thread_id = static_cast<uint32_t>(syscall(SYS_gettid));
   const auto is_left_alone = [&](const FillLoop& loop) {
     return loop.started == Started::kJoined &&
-           (loop.since_ns.load(std::memory_order_relaxed) != FillLoop::kIdle ||
+           (loop.since_ns().load(std::memory_order_relaxed) != FillLoop::kIdle ||
             loop.thread.load(std::memory_order_relaxed) == this_thread_id);
   };
   return running_ > 0 && running_ == std::ranges::count_if(loops_, is_left_alone);
@@ -193,7 +193,7 @@ Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
                                     tenon_fill_request& request) noexcept {
   JobTake taken = JobTake::kOver;
   // pairs with: Workers::abandon, "what a loop is busy with"
-  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+  if (loop.since_ns().exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
     return_late(loop);
     leave_started();
     return taken;
@@ -238,7 +238,7 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
   } catch (const std::exception&) {
     queue_.stop();  // as in next_fill()
     // pairs with: Workers::abandon, "what a loop is busy with"
-    if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+    if (loop.since_ns().exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
       return_late(loop);
       leave_started();
     } else {
@@ -251,7 +251,7 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
 // The thread runs code of its own until the next next_fill().
 void Workers::note_outside(FillLoop& loop) noexcept {
   // pairs with: Workers::abandon, "what a loop is busy with"
-  loop.since_ns.store(FillLoop::outside(now_ns()), std::memory_order_release);
+  loop.since_ns().store(FillLoop::outside(now_ns()), std::memory_order_release);
 }
 
 // Its thread does nothing more.
@@ -267,7 +267,7 @@ void Workers::leave(FillLoop& loop) noexcept {
 void Workers::end_thread(FillLoop& loop) noexcept {
   if (working_for_ == this) working_for_ = nullptr;
   // pairs with: Workers::abandon, "what a loop is busy with"
-  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+  if (loop.since_ns().exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
     return_late(loop);
     return leave_started();
   }

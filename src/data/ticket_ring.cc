@@ -20,221 +20,17 @@ std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
   return lock;
 }
 
-void raise(std::atomic<uint64_t>& word, uint64_t value) noexcept {
-  uint64_t now = observe(word);
-  while (now < value && !exchange(word, now, value)) {
-  }
-}
-
 }  // namespace
 
-std::string ticket_text(const Ticket& ticket) {
-  return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
-}
-
-TicketRing::TicketRing(Ref<Slots> slots, Order order, int32_t round_robin, const SlotLayout& layout,
-                       uint32_t feed)
-    : slots_(std::move(slots)),
-      table_(slots_->table()),
-      round_robin_(static_cast<uint64_t>(round_robin)),
-      layout_(layout),
+TicketRing::TicketRing(Ref<Slots> slots, uint32_t feed)
+    : Tickets(*slots),
+      slots_(std::move(slots)),
+      layout_(control_.head().layout),
       feed_(feed),
-      order_(order),
-      records_(static_cast<size_t>(slots_->most())),
-      failures_(std::make_unique_for_overwrite<std::byte[]>(records_.size() * sizeof(TicketFailure))),
-      starts_(round_robin_),
       states_(round_robin_) {
-  for (StartState& start : starts_)
-    start.words = std::vector<std::atomic<uint64_t>>((layout_.state_nbytes + 7) / 8);
   for (LastState& state : states_) state.bytes.reserve(layout_.state_nbytes);
-  store(shared_.base, round_.base);
-  store(shared_.limit, round_.limit);
-}
-
-// ------------------------------------------------------------------------------------------- workers
-
-// False: a consumer writes it now, or has written it meanwhile. The version is read again after the last
-// number. So if it is the same, the number was read before the consumer began, and it reads the last number
-// afterwards: the number that may follow here is below the next round's base.
-bool TicketRing::read_round(Round& round, SlotTable::Turn& turn) const noexcept {
-  // pairs with: change_round, "an even version"
-  const uint64_t version = observe(shared_.version);
-  if (version % 2 != 0) return false;
-  round.base = look(shared_.base);
-  round.limit = look(shared_.limit);
-  round.epoch = look(shared_.epoch);
-  round.begin = look(shared_.begin);
-  round.first_worker = look(shared_.first_worker);
-  round.flags = look(shared_.flags);
-  turn = table_.next_number();
-  // pairs with: change_round, "an odd version"
-  return observe(shared_.version) == version;
-}
-
-// kNone also while a consumer writes the round: it wakes those who wait for tickets afterwards.
-TicketRing::TicketTake TicketRing::look_for_turn(int32_t worker, Round& round,
-                                                 SlotTable::Turn& turn) const noexcept {
-  if (is_stopped()) return TicketTake::kStopped;
-  if (!read_round(round, turn)) return TicketTake::kNone;
-  if (turn.number >= round.limit || observe(shared_.closed) >= round.base) return TicketTake::kNone;
-  if (turn.number - table_.passed() > table_.entries()) return TicketTake::kNone;  // most are skipped
-  const bool is_its_turn = round_robin_ == 0 || worker_of(round, round.begin + (turn.number - round.base)) ==
-                                                    static_cast<uint64_t>(worker);
-  return is_its_turn ? TicketTake::kTicket : TicketTake::kNone;
-}
-
-TicketRing::TicketTake TicketRing::await_turn(int32_t worker, const Deadline& deadline) {
-  Round round;
-  SlotTable::Turn turn;
-  TicketTake found = look_for_turn(worker, round, turn);
-  if (found == TicketTake::kNone && !deadline.leaves_no_time()) {
-    (void)work_.sleep(deadline, [&] {
-      found = look_for_turn(worker, round, turn);
-      return found != TicketTake::kNone;
-    });
-  }
-  return found;
-}
-
-Ticket TicketRing::ticket_at(const Round& round, uint64_t number) const noexcept {
-  const uint64_t place = round.begin + (number - round.base);
-  return {.slot = -1,
-          .epoch = round.epoch,
-          .index = order_.index_at(round.epoch, round.begin, place),
-          .place = place,
-          .number = number,
-          .round = round.base,
-          .flags = round.flags};
-}
-
-void TicketRing::write_record(const Ticket& ticket) noexcept {
-  SlotRecord& to = record(static_cast<uint32_t>(ticket.slot));
-  // pairs with: read_record, use_of, "a word that others look at"
-  impl::publish(to.number, ticket.number);
-  impl::publish(to.round, ticket.round);
-  impl::publish(to.epoch, ticket.epoch);
-  impl::publish(to.index, ticket.index);
-  impl::publish(to.place, ticket.place);
-  impl::publish(to.flags, ticket.flags);
-  impl::publish(to.since_ns, now_ns());
-  impl::publish(to.outcome, Outcome::kNone);
-  impl::publish(to.notes, 0U);
-}
-
-Ticket TicketRing::read_record(uint32_t slot) const noexcept {
-  const SlotRecord& from = record(slot);
-  return {.slot = static_cast<int32_t>(slot),
-          .epoch = look(from.epoch),
-          .index = look(from.index),
-          .place = look(from.place),
-          .number = look(from.number),
-          .round = look(from.round),
-          .flags = look(from.flags)};
-}
-
-TicketRing::TicketTake TicketRing::take(int32_t worker, Ticket& ticket) {
-  const auto slot = static_cast<uint32_t>(ticket.slot);
-  Round round;
-  SlotTable::Turn turn;
-  while (true) {
-    const TicketTake found = look_for_turn(worker, round, turn);
-    if (found != TicketTake::kTicket) return found;
-    const int32_t own_slot = ticket.slot;
-    ticket = ticket_at(round, turn.number);
-    ticket.slot = own_slot;
-    write_record(ticket);
-    if (table_.take_number(slot, turn)) break;
-    table_.hold(SlotWord::holder(table_.word(slot)), slot);  // before the record changes again
-  }
-  if (round_robin_ != 0) work_.signal_all();
-  return TicketTake::kTicket;
-}
-
-// False: it is dropped, and its slot is free. The base is read after the word has changed. Whoever begins a
-// round stores the base, then looks at the words. So one of the two gives the slot back.
-bool TicketRing::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) noexcept {
-  const auto slot = static_cast<uint32_t>(ticket.slot);
-  impl::publish(record(slot).notes, notes);
-  impl::publish(record(slot).outcome, outcome);
-  if (!table_.settle(slot, ticket.number)) {
-    slots_->give(ticket.slot);
-    return false;
-  }
-  if (ticket.number < base()) {
-    drop_settled(slot, SlotWord::ready(ticket.number));
-    return false;
-  }
-  return true;
-}
-
-// If no other thread has taken it.
-void TicketRing::drop_settled(uint32_t slot, uint64_t word) noexcept {
-  if (table_.take(Slots::kNobody, slot, word, 0)) slots_->give(static_cast<int32_t>(slot));
-}
-
-void TicketRing::publish(const Ticket& ticket, uint32_t notes) noexcept {
-  // A consumer sleeps, then looks at the word; here the word changes before. A consumer that takes the ticket
-  // before this one looks at this one afterwards.
-  if (!settle(ticket, Outcome::kBatch, notes) || !settled_.has_sleepers()) return;
-  if (ticket.number == table_.passed() + 1) settled_.signal_all();
-}
-
-void TicketRing::fail(const Ticket& ticket, const TicketFailure& failure, uint32_t notes) noexcept {
-  std::construct_at(failure_in(static_cast<uint32_t>(ticket.slot)), failure);
-  if (!settle(ticket, Outcome::kFailure, notes)) return;
-  raise(shared_.closed, ticket.number);
-  settled_.signal_all();
-}
-
-// The ticket is settled before its entry changes, and the slot is free after that. So wherever the thread
-// stops, the consumer can pass the ticket.
-void TicketRing::skip(const Ticket& ticket, uint32_t notes) noexcept {
-  const auto slot = static_cast<uint32_t>(ticket.slot);
-  if (!settle(ticket, Outcome::kSkip, notes)) return;
-  if ((notes & kHasState) == 0) {
-    table_.skip(ticket.number, slot);
-    drop_settled(slot, SlotWord::ready(ticket.number));
-  }
-  skipped_.fetch_add(1, std::memory_order_relaxed);
-  settled_.signal_all();
-}
-
-void TicketRing::finish(const Ticket& ticket, uint32_t notes) noexcept {
-  if (!settle(ticket, Outcome::kEnd, notes)) return;
-  raise(shared_.closed, ticket.number);
-  settled_.signal_all();
-}
-
-// If a consumer begins the next round meanwhile, it may be the start of that: the ticket is past then. While
-// the version is odd, the base is already the next one.
-bool TicketRing::start_state(const Ticket& ticket, int32_t worker, KnownState& known) const {
-  if (ticket.round == known.round) return true;
-  const StartState& start = starts_[static_cast<size_t>(worker)];
-  // pairs with: write_start, "a start state"
-  const uint64_t version = observe(start.version), number = look(start.number), nbytes = look(start.nbytes);
-  const auto is_torn = [&] { return version % 2 != 0 || observe(start.version) != version; };
-  if (is_torn()) return false;
-  if (number != known.number) {
-    known.is_lost = true;
-    known.number = UINT64_MAX;  // of no state, as long as it is not complete
-    known.bytes.resize(nbytes);
-    for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
-      // pairs with: write_start, "a word of a state"
-      const uint64_t word = start.words[at / sizeof(uint64_t)].load(std::memory_order_acquire);
-      std::memcpy(known.bytes.data() + at, &word, std::min<size_t>(sizeof word, nbytes - at));
-    }
-    if (is_torn()) return false;
-    known.number = number;
-  }
-  known.round = ticket.round;
-  return true;
-}
-
-bool TicketRing::is_past(const Ticket& ticket) const noexcept {
-  const uint64_t word = table_.word(static_cast<uint32_t>(ticket.slot)), closed = observe(shared_.closed);
-  return is_stopped() || ticket.number < base() || ticket.number <= table_.passed() ||
-         (closed >= ticket.round && ticket.number >= closed) || SlotWord::kind(word) != SlotWord::kHeld ||
-         SlotWord::number(word) != ticket.number;
+  store(shared().round.base, round_.base);
+  store(shared().round.limit, round_.limit);
 }
 
 // ------------------------------------------------------------------------------------------- consumers
@@ -271,14 +67,32 @@ bool TicketRing::receive(uint32_t slot) noexcept {
   return table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_);
 }
 
+// Of the settled ticket next_.
+TicketFailure TicketRing::failure_in(uint32_t slot) const noexcept {
+  const int32_t loop = look(record(slot).loop);
+  const bool is_there =
+      loop >= 0 && loop < control_.head().loops && look(control_.loop(loop).failed_number) == next_;
+  TicketFailure failure;
+  if (is_there) {
+    failure = control_.loop(loop).failure;
+    failure.message[kMessageSize - 1] = '\0';
+  } else {
+    failure.code = -1;
+    failure.set_message("what a worker has written about it is damaged");
+  }
+  return failure;
+}
+
 void TicketRing::pass_front() noexcept {
   const uint64_t passed = next_ - 1;
   table_.pass(next_);
   ++next_;
-  if (table_.given() - passed >= table_.entries()) work_.signal_all();  // no worker had room for a number
+  if (table_.given() - passed >= table_.entries())
+    shared().work.signal_all();  // no worker had room for a number
   // The worker of the next ticket may have read the one before it as the consumer's next one, and the worker
   // of the last one that it is not. Then they wake no one.
-  if (settled_.has_sleepers() && (next_ == round_.limit || is_ready(next_))) settled_.signal_all();
+  if (shared().settled.has_sleepers() && (next_ == round_.limit || is_ready(next_)))
+    shared().settled.signal_all();
 }
 
 // Of the settled ticket next_, which the consumer passes.
@@ -316,7 +130,9 @@ std::vector<WorkerState> TicketRing::states() {
 
 // While the version of the round is odd, after its base was stored.
 void TicketRing::write_start(uint64_t worker) noexcept {
-  StartState& start = starts_[worker];
+  const auto loop = static_cast<int32_t>(worker);
+  LoopRecord::Start& start = control_.loop(loop).start;
+  const std::span<std::atomic<uint64_t>> words = control_.start_words(loop);
   const LastState& last = states_[worker];
   if (observe(start.number) == last.number) return;
   const uint64_t version = observe(start.version);
@@ -326,7 +142,7 @@ void TicketRing::write_start(uint64_t worker) noexcept {
     uint64_t word = 0;
     std::memcpy(&word, last.bytes.data() + at, std::min(sizeof word, last.bytes.size() - at));
     // pairs with: start_state, "a word of a state"
-    start.words[at / sizeof word].store(word, std::memory_order_release);
+    words[at / sizeof word].store(word, std::memory_order_release);
   }
   impl::publish(start.nbytes, uint64_t{last.bytes.size()});
   impl::publish(start.number, last.number);
@@ -336,20 +152,20 @@ void TicketRing::write_start(uint64_t worker) noexcept {
 
 // Begins a round of so many tickets.
 void TicketRing::change_round(Round round, uint64_t length) noexcept {
-  const uint64_t version = observe(shared_.version);
+  const uint64_t version = observe(shared().round.version);
   // pairs with: read_round, "an odd version"
-  announce(shared_.version, version + 1);
+  announce(shared().round.version, version + 1);
   round.base = table_.begin_anew();
   round.limit = length == Order::kNoEnd ? UINT64_MAX : round.base + length;
-  announce(shared_.base, round.base);
+  announce(shared().round.base, round.base);
   for (uint64_t worker = 0; length > 0 && worker < round_robin_; ++worker) write_start(worker);
-  impl::publish(shared_.limit, round.limit);
-  impl::publish(shared_.epoch, round.epoch);
-  impl::publish(shared_.begin, round.begin);
-  impl::publish(shared_.first_worker, round.first_worker);
-  impl::publish(shared_.flags, round.flags);
+  impl::publish(shared().round.limit, round.limit);
+  impl::publish(shared().round.epoch, round.epoch);
+  impl::publish(shared().round.begin, round.begin);
+  impl::publish(shared().round.first_worker, round.first_worker);
+  impl::publish(shared().round.flags, round.flags);
   // pairs with: read_round, "an even version"
-  announce(shared_.version, version + 2);
+  announce(shared().round.version, version + 2);
   round_ = round;
   next_ = round.base;
   for (int32_t i = 0; i < slots_->made(); ++i) {
@@ -358,7 +174,7 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
     if (SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) < round.base)
       drop_settled(slot, word);
   }
-  work_.signal_all();
+  shared().work.signal_all();
 }
 
 void TicketRing::end_epoch() noexcept {
@@ -371,8 +187,8 @@ void TicketRing::end_epoch() noexcept {
 }
 
 void TicketRing::notify_consumers() noexcept {
-  announce(changes_, observe(changes_) + 1);
-  settled_.signal_all();
+  announce(shared().changes, observe(shared().changes) + 1);
+  shared().settled.signal_all();
 }
 
 void TicketRing::begin() {
@@ -436,7 +252,7 @@ FeedPosition TicketRing::position() {
 void TicketRing::note_failure(const TicketFailure& failure) noexcept {
   failure_ = failure;
   failed_ = next_;
-  raise(shared_.closed, next_);
+  raise_closed(next_);
 }
 
 bool TicketRing::give_up(int64_t longer_than_ns, bool skips, const TicketFailure& failure) {
@@ -446,7 +262,7 @@ bool TicketRing::give_up(int64_t longer_than_ns, bool skips, const TicketFailure
   if (slot == SlotTable::kNone || now_ns() - look(record(slot).since_ns) < longer_than_ns) return false;
   if (!table_.leave(slot, next_)) return false;  // it has just been settled
   if (skips) {
-    skipped_.fetch_add(1, std::memory_order_relaxed);
+    shared().skipped.fetch_add(1, std::memory_order_relaxed);
     pass_front();
   } else {
     note_failure(failure);
@@ -508,8 +324,8 @@ void TicketRing::end_at(FeedPosition delivered) {
 void TicketRing::stop() {
   const std::scoped_lock lock(consuming_);
   if (is_active_) end_epoch();
-  announce(is_stopped_, 1U);
-  work_.signal_all();
+  announce(shared().is_stopped, 1U);
+  shared().work.signal_all();
   notify_consumers();
 }
 
@@ -555,7 +371,7 @@ bool TicketRing::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadlin
   while (!is_settled()) {
     const Seen before = seen();
     lock.unlock();
-    const bool is_in_time = settled_.sleep(deadline, [&] { return has_changed(before); });
+    const bool is_in_time = shared().settled.sleep(deadline, [&] { return has_changed(before); });
     lock.lock();
     if (!is_in_time) return is_settled();
   }
@@ -579,7 +395,7 @@ TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
   if (front == Front::kFailure) {
     item.ticket = ticket_at(round_, next_);
     const bool is_reported = failed_ != next_;
-    item.failure = is_reported ? *failure_in(slot) : failure_;
+    item.failure = is_reported ? failure_in(slot) : failure_;
     if (is_reported) read_notes(slot);
     end_epoch();
     notify_consumers();
@@ -603,6 +419,17 @@ TicketRing::NextBatch TicketRing::peek(int64_t timeout_ns) {
 }
 
 // ------------------------------------------------------------------------------------------- statistics
+
+Ticket TicketRing::read_record(uint32_t slot) const noexcept {
+  const SlotRecord& from = record(slot);
+  return {.slot = static_cast<int32_t>(slot),
+          .epoch = look(from.epoch),
+          .index = look(from.index),
+          .place = look(from.place),
+          .number = look(from.number),
+          .round = look(from.round),
+          .flags = look(from.flags)};
+}
 
 int32_t TicketRing::count_ready() const noexcept {
   int32_t n = 0;
@@ -636,7 +463,7 @@ TicketRing::Snapshot TicketRing::snapshot() {
   const std::scoped_lock lock(consuming_);
   Snapshot view;
   view.ready = count_ready();
-  view.skipped = skipped_.load(std::memory_order_relaxed);
+  view.skipped = shared().skipped.load(std::memory_order_relaxed);
   view.starved_ns = starved_ns_;
   if (waiting_since_ns_ != 0) {
     view.wanted = ticket_at(round_, next_);
@@ -651,7 +478,7 @@ TicketRing::Snapshot TicketRing::snapshot() {
 }
 
 std::vector<TicketRing::SlotUse> TicketRing::uses() const {
-  std::vector<SlotUse> uses(records_.size());
+  std::vector<SlotUse> uses(static_cast<size_t>(control_.head().most));
   for (int32_t slot = 0; slot < slots_->made(); ++slot)
     uses[static_cast<size_t>(slot)] = use_of(static_cast<uint32_t>(slot));
   return uses;

@@ -13,29 +13,21 @@
 // tests/models/tickets.pml is the model.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/event.h"
 #include "base/ref.h"
 #include "base/spin_budget.h"
 #include "base/trace.h"
-#include "data/order.h"
 #include "data/slot_layout.h"
 #include "data/slots.h"
-#include "data/ticket.h"
-#include "data/ticket_failure.h"
+#include "data/tickets.h"
 
 namespace tenon::impl {
-
-std::string ticket_text(const Ticket& ticket);  // "batch 3 of epoch 0"
 
 using StateRef = std::shared_ptr<const std::vector<std::byte>>;
 
@@ -43,20 +35,6 @@ using StateRef = std::shared_ptr<const std::vector<std::byte>>;
 struct WorkerState {
   StateRef bytes;       // null: the one from before its first fill
   uint64_t number = 0;  // of the ticket; 0: it comes from no ticket of this feed
-};
-
-// What a worker knows of the state of its generator. Used by the thread of the worker.
-struct KnownState {
-  std::vector<std::byte> bytes;
-  uint64_t number = 0;   // of the ticket; 0: the state from before its first fill, which has no bytes
-  bool is_lost = false;  // the generator has another state
-  uint64_t round = 0;    // of its last ticket
-};
-
-// What is known after a fill, also if its batch is not delivered.
-enum FillNotes : uint32_t {
-  kHasState = 1,  // it lies in the slot
-  kIgnoredIndex = 2,
 };
 
 // What consumers have got.
@@ -68,41 +46,15 @@ struct FeedPosition {
   std::vector<WorkerState> states;  // by worker; empty without round_robin
 };
 
-// Threads: of workers the one that has the slot; any threads as consumers. Workers take no lock.
+// Threads: any, as consumers; as workers the one that has the slot.
 // Invariant: each number after the one that was passed last, up to the last one, has an entry. The slot of
 // the entry is held by a loop, or settled, or it was left: then the ticket is given up or gets another slot.
 // Or the entry says that the ticket is skipped.
-class TicketRing {
+class TicketRing : public Tickets {
  public:
-  // round_robin: the number of workers among which the batches go round; 0: the next worker that asks gets
-  // the next batch. layout: where states lie in a slot. feed: its number in a timeline. No one else gives
-  // numbers of the slots' table.
-  explicit TicketRing(Ref<Slots> slots, Order order, int32_t round_robin = 0, const SlotLayout& layout = {},
-                      uint32_t feed = 0);
-
-  // For workers: the slot of a ticket is the one that the caller has taken for it. What comes of a past
-  // epoch, or for a ticket that was given up, is dropped, and its slot is free. notes: FillNotes.
-
-  enum class TicketTake { kTicket, kNone, kStopped };
-  // Whether there is a ticket for this worker; waits until there is. kNone: there was none in this time.
-  // kStopped: after stop().
-  TicketTake await_turn(int32_t worker, const Deadline& deadline);
-  // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
-  TicketTake take(int32_t worker, Ticket& ticket);
-  void publish(const Ticket& ticket, uint32_t notes = 0) noexcept;
-  // The consumer gets the failure at the batch's place, and the epoch ends there.
-  void fail(const Ticket& ticket, const TicketFailure& failure, uint32_t notes = 0) noexcept;
-  // The consumer gets the next batch in its place.
-  void skip(const Ticket& ticket, uint32_t notes = 0) noexcept;
-  // The epoch ends before it.
-  void finish(const Ticket& ticket, uint32_t notes = 0) noexcept;
-  // With round_robin, before a ticket is filled: if it is the first one of the worker after begin(), known
-  // becomes the state with which that begins. False: the ticket is past.
-  bool start_state(const Ticket& ticket, int32_t worker, KnownState& known) const;
-  // No consumer waits for this batch any more.
-  bool is_past(const Ticket& ticket) const noexcept;
-
-  // For consumers.
+  // The slots have a loop for each worker. feed: its number in a timeline. No one else gives numbers of the
+  // slots' table.
+  explicit TicketRing(Ref<Slots> slots, uint32_t feed = 0);
 
   enum class NextBatch { kBatch, kFailure, kEnd, kLate, kStopped };
   struct Delivery {
@@ -171,36 +123,6 @@ class TicketRing {
   std::vector<SlotUse> uses() const;  // by slot
 
  private:
-  // kElsewhere: the ticket was taken from a thread that hangs, and has another slot.
-  enum class Outcome : uint32_t { kNone, kBatch, kFailure, kSkip, kEnd, kElsewhere };
-
-  // What a worker needs of a round: ticket t is place begin + (t - base), and there are none from limit on.
-  struct Round {
-    uint64_t base = 1, limit = 1, epoch = 0, begin = 0, first_worker = 0, flags = 0;
-  };
-  // Plain data. The version is odd while a consumer writes the round. A worker reads the round between two
-  // looks at the version, and the last number before the second one.
-  struct alignas(64) SharedRound {
-    std::atomic<uint64_t> version;
-    std::atomic<uint64_t> base, limit, epoch, begin, first_worker, flags;
-    // The last ticket that has ended its round: no further ones of that round are given. It only grows, so
-    // what a worker of a former round writes does not concern a later one.
-    std::atomic<uint64_t> closed;
-  };
-  // Of each slot. Plain data. Written by the thread that has the slot for itself; what others read meanwhile
-  // belongs together if the slot's word is the same before and after.
-  struct SlotRecord {
-    std::atomic<uint64_t> number, round, epoch, index, place, flags;
-    std::atomic<int64_t> since_ns;
-    std::atomic<Outcome> outcome;
-    std::atomic<uint32_t> notes;
-  };
-  // The state with which a worker begins a round. The version is odd while a consumer writes it, and that of
-  // the round is odd, too, then.
-  struct StartState {
-    std::atomic<uint64_t> version{0}, number{0}, nbytes{0};
-    std::vector<std::atomic<uint64_t>> words;
-  };
   // The state of a worker after the places before the consumer's.
   struct LastState {
     std::vector<std::byte> bytes;  // has room for each state
@@ -215,24 +137,8 @@ class TicketRing {
     uint32_t changes = 0;
   };
 
-  SlotRecord& record(uint32_t slot) noexcept { return records_[slot]; }
-  const SlotRecord& record(uint32_t slot) const noexcept { return records_[slot]; }
-  TicketFailure* failure_in(uint32_t slot) const noexcept {
-    return reinterpret_cast<TicketFailure*>(failures_.get()) + slot;
-  }
-  bool is_stopped() const noexcept { return observe(is_stopped_) != 0; }
-  uint64_t base() const noexcept { return observe(shared_.base); }
-  uint64_t worker_of(const Round& round, uint64_t place) const noexcept {
-    return round_robin_ == 0 ? 0 : (place - round.begin + round.first_worker) % round_robin_;
-  }
-  bool read_round(Round& round, SlotTable::Turn& turn) const noexcept;
-  TicketTake look_for_turn(int32_t worker, Round& round, SlotTable::Turn& turn) const noexcept;
-  Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
-  void write_record(const Ticket& ticket) noexcept;
   Ticket read_record(uint32_t slot) const noexcept;
   SlotUse use_of(uint32_t slot) const noexcept;
-  bool settle(const Ticket& ticket, Outcome outcome, uint32_t notes) noexcept;
-  void drop_settled(uint32_t slot, uint64_t word) noexcept;
   int32_t count_ready() const noexcept;
   bool is_ready(uint64_t number) const noexcept {
     const uint32_t slot = table_.slot_of(number);
@@ -244,6 +150,7 @@ class TicketRing {
   uint64_t place_of(uint64_t number) const noexcept { return round_.begin + (number - round_.base); }
   Front look_at_front(uint32_t* slot = nullptr) noexcept;
   bool receive(uint32_t slot) noexcept;
+  TicketFailure failure_in(uint32_t slot) const noexcept;
   void pass_front() noexcept;
   bool is_settled() noexcept { return is_stopped() || !is_active_ || look_at_front() != Front::kPending; }
   void change_round(Round round, uint64_t length) noexcept;
@@ -256,9 +163,10 @@ class TicketRing {
   void begin_waiting(int64_t now) noexcept;
   void end_waiting() noexcept;
   void notify_consumers() noexcept;
-  Seen seen() const noexcept { return {next_, observe(changes_)}; }
+  Seen seen() const noexcept { return {next_, observe(shared().changes)}; }
   bool has_changed(const Seen& seen) const noexcept {
-    return table_.passed() + 1 != seen.next || observe(changes_) != seen.changes || is_ready(seen.next);
+    return table_.passed() + 1 != seen.next || observe(shared().changes) != seen.changes ||
+           is_ready(seen.next);
   }
   bool wait_settled(std::unique_lock<std::mutex>& lock, int64_t timeout_ns);
   bool poll_settled(std::unique_lock<std::mutex>& lock);
@@ -266,24 +174,8 @@ class TicketRing {
 
   // Constant after construction.
   const Ref<Slots> slots_;
-  const SlotTable table_;
-  const uint64_t round_robin_;
   const SlotLayout layout_;
   const uint32_t feed_;
-  const Order order_;
-
-  // Shared.
-  SharedRound shared_{};
-  std::atomic<uint32_t> is_stopped_{0};
-  std::atomic<uint32_t> changes_{0};  // that a consumer has made and passed() does not show
-  std::atomic<uint64_t> skipped_{0};
-  alignas(64) Event work_{};  // there may be tickets
-  Event settled_{};           // there may be something at the consumer's place
-  std::vector<SlotRecord> records_;
-  // By slot; written by the thread that has the slot for itself. Of TicketFailure, whose memory is touched
-  // only where there is a failure.
-  std::unique_ptr<std::byte[]> failures_;
-  std::vector<StartState> starts_;  // by worker
 
   std::mutex consuming_;
   // Guarded by consuming_.

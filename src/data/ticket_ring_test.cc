@@ -41,11 +41,19 @@ std::string text_of(const KnownState& known) {
 // A ring and its slots, driven by one thread.
 struct Bench {
   Bench(const SlotsPlan& plan, int64_t batches, int32_t round_robin = 0)
-      : slots(Slots::create(plan)),
-        ring(slots, Order(batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches)), round_robin,
-             kLayout) {}
+      : slots(Slots::create(plan, head_of(batches, round_robin))), ring(slots) {}
   Bench(int32_t slot_count, int64_t batches, int32_t round_robin = 0)
       : Bench(SlotsPlan{slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))}, batches, round_robin) {}
+  static FeedHead head_of(int64_t batches, int32_t round_robin) {
+    FeedHead head{};
+    if (round_robin != 0) head.flags = kGoesRound;
+    head.loops = 4;
+    head.workers = round_robin != 0 ? round_robin : 2;
+    head.batches = batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches);
+    head.ranks = 1;
+    head.layout = kLayout;
+    return head;
+  }
 
   Ticket take() {
     Ticket ticket{.slot = slots->try_take(Slots::kFirstLoop)};
@@ -145,7 +153,7 @@ TEST(TicketRing, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   const auto first = bench.take();
   const auto failing = bench.take();
   const auto later = bench.take();
-  bench.ring.fail(failing, failure_of(7, "no more"));
+  bench.ring.fail(failing, 0, failure_of(7, "no more"));
   bench.publish(later);
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(first);
@@ -162,11 +170,27 @@ TEST(TicketRing, AFailureComesAtItsPlaceAndEndsTheEpoch) {
   EXPECT_EQ(bench.next(), NextBatch::kLate);
 }
 
+// A loop has room for the text of one failure.
+TEST(TicketRing, OfTwoFailuresOfALoopTheConsumerIsToldTheFirst) {
+  for (const bool is_first_late : {false, true}) {
+    Bench bench(4, -1);
+    for (int round = 0; round < 2; ++round) {
+      bench.ring.begin();
+      const Ticket tickets[2] = {bench.take(), bench.take()};
+      for (const int i : {is_first_late ? 1 : 0, is_first_late ? 0 : 1})
+        bench.ring.fail(tickets[i], 3, failure_of(i, concat("batch ", i, " of round ", round)));
+      ASSERT_EQ(bench.next(), NextBatch::kFailure);
+      EXPECT_EQ(bench.item.ticket.index, 0u);
+      EXPECT_EQ(bench.item.failure->message, concat("batch 0 of round ", round));
+    }
+  }
+}
+
 TEST(TicketRing, AfterAFailureNoLaterTicketIsGiven) {
   Bench bench(4, -1);
   bench.ring.begin();
   const auto failing = bench.take();
-  bench.ring.fail(failing, failure_of(1, ""));
+  bench.ring.fail(failing, 0, failure_of(1, ""));
   bool took = true;
   std::thread worker([&] {
     Ticket ticket{.slot = bench.slots->try_take()};
@@ -182,7 +206,7 @@ TEST(TicketRing, ALongMessageIsCut) {
   Bench bench(2, -1);
   bench.ring.begin();
   const auto failing = bench.take();
-  bench.ring.fail(failing, failure_of(1, std::string(10'000, 'x')));
+  bench.ring.fail(failing, 0, failure_of(1, std::string(10'000, 'x')));
   ASSERT_EQ(bench.next(), NextBatch::kFailure);
   EXPECT_EQ(bench.item.failure->message, std::string(kMessageSize - 1, 'x'));
 }
@@ -530,7 +554,7 @@ TEST(TicketRing, AnAbandonedTicketGoesOnInAnotherSlotAndWhatComesLateIsDropped) 
   EXPECT_FALSE(bench.ring.is_past(bench.again));
   EXPECT_EQ(bench.ring.snapshot().filling, 1);
   EXPECT_EQ(bench.free_slots(), 1);
-  bench.ring.fail(bench.ticket, failure_of(1, "late"));
+  bench.ring.fail(bench.ticket, 0, failure_of(1, "late"));
   EXPECT_EQ(bench.free_slots(), 2) << "its slot is free, once";
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(bench.again);
@@ -557,7 +581,7 @@ TEST(TicketRing, WhatIsGivenUpEndsNoEpochWhenItComesLate) {
     const Ticket hung = bench.take();
     ASSERT_TRUE(bench.ring.give_up(0, true, failure_of(1, "")));
     EXPECT_EQ(bench.ring.snapshot().filling, 1) << "its worker has not returned";
-    fails ? bench.ring.fail(hung, failure_of(1, "late")) : bench.ring.finish(hung);
+    fails ? bench.ring.fail(hung, 0, failure_of(1, "late")) : bench.ring.finish(hung);
     EXPECT_EQ(bench.free_slots(), 2);
     bench.publish(bench.take());
     ASSERT_EQ(bench.next(), NextBatch::kBatch);

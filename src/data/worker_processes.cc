@@ -101,7 +101,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
       feed_(feed),
       peers_(static_cast<size_t>(workers)),
       has_pages_(static_cast<size_t>(slots_->most()), slots_->is_sparse()) {
-  auto* const head = new (slots_->control()) RingsHead{};
+  auto* const head = new (slots_->memory()) RingsHead{};
   const os::Process process = os::this_process();
   head->version = kFeedVersion;
   head->pid = process.pid;
@@ -111,7 +111,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
   head->slots = slots_->count();
   head->fields = static_cast<int32_t>(fields_);
   head->rows = schema.rows();
-  head->slots_at = static_cast<uint64_t>(slots_->data(0) - slots_->control());
+  head->slots_at = static_cast<uint64_t>(slots_->data(0) - slots_->memory());
   head->has_sparse_slots = slots_->is_sparse();
   head->layout = layout;
   for (size_t i = 0; i < fields_; ++i) {
@@ -122,7 +122,7 @@ WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema&
 }
 
 RequestRing& WorkerProcesses::ring(int32_t worker) const noexcept {
-  return ring_of(slots_->control(), fields_, static_cast<size_t>(worker));
+  return ring_of(slots_->memory(), fields_, static_cast<size_t>(worker));
 }
 
 WorkerProcesses::~WorkerProcesses() { (void)end(0); }
@@ -200,7 +200,7 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
 int64_t WorkerProcesses::fork_worker(int32_t worker) {
   const pid_t feed = getpid();
   const pid_t pid = fork();
-  if (pid == 0) run_worker(generator_, slots_->control(), worker, feed);
+  if (pid == 0) run_worker(generator_, slots_->memory(), worker, feed);
   return pid;
 }
 

@@ -34,15 +34,6 @@ constexpr int64_t kLeftLookNs = 5'000'000;  // between two looks whether all hav
 
 std::atomic<uint32_t> feeds{0};
 
-Order order_of(const tenon_feed_options& options) {
-  const Order order(options.batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(options.batches),
-                    static_cast<uint64_t>(options.rank),
-                    static_cast<uint64_t>(std::max(options.world_size, 1)));
-  if ((options.flags & TENON_SHUFFLE) == 0) return order;
-  if (options.batches < 0) throw_error(Code::kValue, "a feed that is shuffled needs batches >= 0");
-  return order.shuffled(options.seed);
-}
-
 uint64_t state_nbytes_of(const tenon_generator& generator, const tenon_feed_options& options) {
   if ((generator.flags & TENON_HAS_STATE) == 0) return 0;
   return options.state_nbytes == 0 ? kStateNbytes : options.state_nbytes;
@@ -73,8 +64,36 @@ int32_t most_abandoned(const tenon_feed_options& options) {
   return options.fill_timeout_ns > 0 ? kMostAbandoned : 0;
 }
 
+FeedHead head_of(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
+                 int32_t workers, const tenon_feed_options& options) {
+  FeedHead head{};
+  const auto set = [&](bool is_so, FeedFlags flag) { head.flags |= is_so ? flag : 0U; };
+  set((options.flags & TENON_SPARSE_SLOTS) != 0, kHasSparseSlots);
+  set((generator.flags & TENON_HAS_STATE) != 0, kHasStates);
+  set(goes_round(generator, options), kGoesRound);
+  set((options.flags & TENON_SHUFFLE) != 0, kIsShuffled);
+  set(generator.prepare != nullptr, kPrepares);
+  head.loops = workers + most_abandoned(options);
+  head.workers = workers;
+  head.fields = static_cast<int32_t>(schema.fields().size());
+  head.on_error = options.on_error;
+  head.retries = options.retries;
+  head.fill_timeout_ns = options.fill_timeout_ns;
+  head.seed = options.seed;
+  head.batches = options.batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(options.batches);
+  head.rank = static_cast<uint64_t>(options.rank);
+  head.ranks = static_cast<uint64_t>(std::max(options.world_size, 1));
+  head.rows = schema.rows();
+  head.layout = layout;
+  std::strncpy(head.generator, generator.name != nullptr ? generator.name : "generator",
+               sizeof head.generator - 1);
+  return head;
+}
+
 Ref<Slots> slots_for(const tenon_generator& generator, const Schema& schema, const SlotLayout& layout,
                      int32_t workers, const tenon_feed_options& options) {
+  if ((options.flags & TENON_SHUFFLE) != 0 && options.batches < 0)
+    throw_error(Code::kValue, "a feed that is shuffled needs batches >= 0");
   SlotsPlan plan;
   plan.count = options.slots;
   plan.slot_nbytes = layout.slot_nbytes;
@@ -88,7 +107,9 @@ Ref<Slots> slots_for(const tenon_generator& generator, const Schema& schema, con
   if ((options.flags & TENON_SHARED_SLOTS) != 0) plan.is_shared = true;
   plan.spares = most_abandoned(options);
   plan.is_sparse = (options.flags & TENON_SPARSE_SLOTS) != 0;
-  return Slots::create(plan);
+  std::string encoded;
+  schema.encode(&encoded);
+  return Slots::create(plan, head_of(generator, schema, layout, workers, options), encoded);
 }
 
 }  // namespace
@@ -109,17 +130,18 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       layout_(SlotLayout::of(*schema_, options.attachment_nbytes, state_nbytes_of(generator, options))),
       slots_(slots_for(generator, *schema_, layout_, workers_of(generator, options), options)),
       count_(workers_of(generator, options)),
-      queue_(slots_, order_of(options), goes_round(generator, options) ? count_ : 0, layout_, number_),
+      queue_(slots_, number_),
       are_started_(starts_threads(generator, options)),
-      times_(static_cast<size_t>(count_)),
       known_(static_cast<size_t>(count_)),
-      loops_(static_cast<size_t>(count_ + most_abandoned(options))) {
+      loops_(static_cast<size_t>(slots_->control().head().loops)),
+      skips_(shared().failed_in_a_row, shared().failed_skips) {
   for (int32_t i = 0; i < loops(); ++i) {
     FillLoop& loop = loops_[static_cast<size_t>(i)];
     loop.number = loop.worker = i;
     loop.fields.resize(schema_->fields().size());
     loop.shapes.resize(schema_->fields().size());
-    if (i < count_) loop.since_ns = FillLoop::kIdle;
+    loop.record = &slots_->control().loop(i);
+    if (i >= count_) loop.since_ns() = FillLoop::kFree;
   }
   for (KnownState& known : known_) known.bytes.reserve(layout_.state_nbytes);
   if (wants_processes(generator, options))
@@ -193,9 +215,9 @@ int32_t Workers::take_slot(FillLoop& loop, const Deadline& deadline) noexcept {
   const int64_t waited = now_ns() - start;
   trace::close(span, trace::key_of(this), trace::SpanOutcome::kDone);
   loop.short_wait.note(waited);
-  blocked_ns_.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
+  shared().blocked_ns.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
   if (is_consumers)
-    blocked_by_consumer_ns_.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
+    shared().blocked_by_consumer_ns.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
   return slot;
 }
 
@@ -221,7 +243,7 @@ bool Workers::prepare(FillLoop& loop, Job& job) {
     FillResult result;
     result.code = code;
     result.message = message;
-    settle(-1, job, result);
+    settle(loop, job, result, false);
   };
   // A binding of a language may prepare.
   const bool may_end = std::exchange(this_thread.may_end, false);
@@ -302,7 +324,7 @@ Workers::JobTake Workers::take_job(FillLoop& loop, const Deadline& deadline, Job
       failure.code = TENON_ERR_NO_MEMORY;
       failure.was_begun = false;
       failure.set_message(reason.c_str());
-      queue_.fail(job, failure);
+      queue_.fail(job, loop.number, failure);
       if (!is_inline() && deadline.leaves_no_time()) return JobTake::kNone;
       continue;
     }
@@ -326,7 +348,7 @@ bool Workers::is_retried(const FillLoop& loop, Job& job, const FillResult& resul
 }
 
 void Workers::retry(Job& job) noexcept {
-  retried_.fetch_add(1, std::memory_order_relaxed);
+  shared().retried.fetch_add(1, std::memory_order_relaxed);
   put_back(job);
   ++job.retries;
 }
@@ -343,7 +365,7 @@ void Workers::put_back(const Job& job) noexcept {
 void Workers::note_unwritten(FillResult& result) noexcept {
   if (result.code != TENON_UNWRITTEN) return;
   result.code = 0;
-  const bool is_first = unwritten_.fetch_add(1, std::memory_order_relaxed) == 0;
+  const bool is_first = shared().unwritten.fetch_add(1, std::memory_order_relaxed) == 0;
   std::string text = std::exchange(result.message, {});
   if (is_first && !text.empty()) reports_.add(std::move(text));
 }
@@ -380,12 +402,14 @@ bool Workers::skip(const Job& job, const FillResult& result) noexcept {
   return true;
 }
 
-// worker: -1, it has not come to any.
-void Workers::settle(int32_t worker, const Job& job, const FillResult& result) noexcept {
-  if (worker >= 0 && is_failure(result)) times_[static_cast<size_t>(worker)].note_failure();
+// was_begun: else it has not come to a fill.
+void Workers::settle(const FillLoop& loop, const Job& job, const FillResult& result,
+                     bool was_begun) noexcept {
+  FillTimes& times = times_of(loop.worker);
+  if (was_begun && is_failure(result)) times.note_failure();
   if (result.code == 0) {
     skips_.note_batch();
-    times_[static_cast<size_t>(worker)].note(result.fill_ns);
+    times.note(result.fill_ns);
     slots_->mark(job.slot, trace::kReady);
     queue_.publish(job, result.notes);
   } else if (result.code == TENON_END_OF_EPOCH) {
@@ -396,13 +420,13 @@ void Workers::settle(int32_t worker, const Job& job, const FillResult& result) n
     TicketFailure failure;
     failure.kind = result.kind;
     failure.code = result.code;
-    failure.worker = worker;
+    failure.worker = was_begun ? loop.worker : -1;
     failure.pid = result.pid;
     failure.exit_signal = result.exit_signal;
     failure.exit_code = result.exit_code;
     const bool is_limit = options_.on_error == TENON_ON_ERROR_SKIP;
     failure.set_message((is_limit ? Skips::limit_text() : "").append(result.message).c_str());
-    queue_.fail(job, failure, result.notes);
+    queue_.fail(job, loop.number, failure, result.notes);
   }
 }
 
@@ -496,13 +520,13 @@ Workers::JobTake Workers::begin(FillLoop& loop, const Deadline& deadline) {
   if (has_state()) put_state(loop.worker, job);
   // pairs with: Workers::abandon, "what a loop is busy with"
   if (options_.fill_timeout_ns > 0 || loop.started != Started::kNo)
-    loop.since_ns.store(FillLoop::in_fill(now_ns()), std::memory_order_release);
+    loop.since_ns().store(FillLoop::in_fill(now_ns()), std::memory_order_release);
   return JobTake::kJob;
 }
 
 bool Workers::end(FillLoop& loop, const FillResult& result) {
   // pairs with: Workers::abandon, "what a loop is busy with"
-  if (loop.since_ns.exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
+  if (loop.since_ns().exchange(FillLoop::kIdle, std::memory_order_acq_rel) == FillLoop::kAbandoned) {
     return_late(loop);
     return false;
   }
@@ -512,7 +536,7 @@ bool Workers::end(FillLoop& loop, const FillResult& result) {
     return true;
   }
   ++loop.settled;
-  settle(loop.worker, job, result);
+  settle(loop, job, result);
   return true;
 }
 
@@ -645,7 +669,7 @@ bool Workers::is_busy() {
     return starting_ > 0;
   }
   const auto is_abandoned = [](const FillLoop& loop) {
-    return loop.since_ns.load(std::memory_order_relaxed) == FillLoop::kAbandoned;
+    return loop.since_ns().load(std::memory_order_relaxed) == FillLoop::kAbandoned;
   };
   return queue_.snapshot().longest || std::ranges::any_of(loops_, is_abandoned);
 }
@@ -662,12 +686,12 @@ bool Workers::wait_until_left(int64_t timeout_ns) {
 }
 
 void Workers::put_counts(tenon_feed_statistics& s) const noexcept {
-  for (const FillTimes& times : times_) s.fill_ns += times.sum_ns();
-  s.retried = retried_.load(std::memory_order_relaxed);
-  s.unwritten = unwritten_.load(std::memory_order_relaxed);
+  for (int32_t i = 0; i < count_; ++i) s.fill_ns += times_of(i).sum_ns();
+  s.retried = shared().retried.load(std::memory_order_relaxed);
+  s.unwritten = shared().unwritten.load(std::memory_order_relaxed);
   s.abandoned = abandoned_.load(std::memory_order_relaxed);
-  s.blocked_ns = blocked_ns_.load(std::memory_order_relaxed);
-  s.blocked_by_consumer_ns = blocked_by_consumer_ns_.load(std::memory_order_relaxed);
+  s.blocked_ns = shared().blocked_ns.load(std::memory_order_relaxed);
+  s.blocked_by_consumer_ns = shared().blocked_by_consumer_ns.load(std::memory_order_relaxed);
 }
 
 }  // namespace tenon::impl

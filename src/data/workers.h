@@ -62,7 +62,7 @@ class Workers {
   // Sets the numbers that are counted here.
   void put_counts(tenon_feed_statistics& statistics) const noexcept;
   // Of one worker.
-  const FillTimes& times(int32_t worker) const noexcept { return times_[static_cast<size_t>(worker)]; }
+  const FillTimes& times(int32_t worker) const noexcept { return slots_->control().loop(worker).times; }
 
   // Starts the processes and the threads that others run. Fails with kSystem, and with kOp as the generator's
   // start fails; then dismiss() must be called.
@@ -179,6 +179,8 @@ class Workers {
   bool give_up_stuck(bool is_any_at_work);
   void report(FillLoop& loop, int64_t since_ns) noexcept;
 
+  FillTimes& times_of(int32_t worker) const noexcept { return slots_->control().loop(worker).times; }
+  FeedShared& shared() const noexcept { return slots_->control().shared(); }
   static uint32_t holder_of(const FillLoop& loop) noexcept {
     return Slots::kFirstLoop + static_cast<uint32_t>(loop.number);
   }
@@ -197,7 +199,7 @@ class Workers {
   void note_unwritten(FillResult& result) noexcept;
   void check_shapes(const Job& job, FillResult& result) const;
   bool skip(const Job& job, const FillResult& result) noexcept;
-  void settle(int32_t worker, const Job& job, const FillResult& result) noexcept;
+  void settle(const FillLoop& loop, const Job& job, const FillResult& result, bool was_begun = true) noexcept;
   void check_fill(const Job& job, FillResult& result);
   bool note_left() noexcept;
   void leave() noexcept;
@@ -220,14 +222,12 @@ class Workers {
 
   TicketRing queue_;
   std::optional<WorkerProcesses> processes_;
-  bool are_started_;            // one at least, by the generator; constant after start()
-  bool has_processes_ = false;  // constant after start()
-  std::mutex ending_;           // of processes_
-  Workers* next_ = nullptr;     // of those that threads may join; guarded by a lock of all
-  // Shared: plain counters.
-  std::atomic<uint64_t> blocked_ns_{0}, blocked_by_consumer_ns_{0}, retried_{0}, unwritten_{0}, abandoned_{0};
-  std::vector<FillTimes> times_;   // by worker
-  std::vector<KnownState> known_;  // by worker
+  bool are_started_;                    // one at least, by the generator; constant after start()
+  bool has_processes_ = false;          // constant after start()
+  std::mutex ending_;                   // of processes_
+  Workers* next_ = nullptr;             // of those that threads may join; guarded by a lock of all
+  std::atomic<uint64_t> abandoned_{0};  // shared: a plain counter
+  std::vector<KnownState> known_;       // by worker
   std::vector<FillLoop> loops_;
 
   TimedMutex inline_;             // held by the consumer that fills

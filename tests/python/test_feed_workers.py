@@ -238,7 +238,8 @@ def test_skips_without_an_end_are_reported_and_limited(caplog, options):
         assert next(batches).index == 20
         with pytest.raises(tn.OpError, match=r"1000 batches in a row(.|\n)*no picture 1\d\d\d") as caught:
             next(batches)
-        # A worker may be up to 256 numbers (the entries of the table) ahead of one that has not settled its batch.
+        # A worker may be up to 256 numbers (the entries of the table) ahead of one that has not settled its
+        # batch.
         assert 1000 <= caught.value.index <= 1020 + 256
         assert feed.stats().skipped >= 1000
     texts = [record.message for record in caplog.records]

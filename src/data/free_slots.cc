@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/free_slots.h"
+
+namespace tenon::impl {
+
+int32_t FreeSlots::try_take(uint32_t holder) const noexcept {
+  if (is_over()) return kOver;
+  const auto take = [&](uint32_t slot) {
+    return table_.word(slot) == SlotWord::kFree && table_.take_free(holder, slot);
+  };
+  const int32_t made = this->made();
+  const uint32_t recent = control_.shared().recent.load(std::memory_order_relaxed);
+  if (recent < static_cast<uint32_t>(made) && take(recent)) return static_cast<int32_t>(recent);
+  for (int32_t slot = 0; slot < made; ++slot) {
+    if (take(static_cast<uint32_t>(slot))) return slot;
+  }
+  return kNone;
+}
+
+int32_t FreeSlots::take(uint32_t holder, const Deadline& deadline) const noexcept {
+  int32_t slot = try_take(holder);
+  if (slot == kNone && !deadline.leaves_no_time()) {
+    (void)control_.shared().room.sleep(deadline, [&] { return (slot = try_take(holder)) != kNone; });
+  }
+  return slot;
+}
+
+bool FreeSlots::has_free() const noexcept {
+  for (int32_t slot = 0; slot < made(); ++slot) {
+    if (table_.word(static_cast<uint32_t>(slot)) == SlotWord::kFree) return true;
+  }
+  return false;
+}
+
+void FreeSlots::await_free(int64_t timeout_ns) const noexcept {
+  const auto is_settled = [this] { return is_over() || has_free(); };
+  if (!is_settled() && timeout_ns > 0) (void)control_.shared().room.sleep(Deadline(timeout_ns), is_settled);
+}
+
+void FreeSlots::give(int32_t slot) const noexcept {
+  if (on_give_.call != nullptr) on_give_.call(on_give_.self, slot);
+  control_.shared().recent.store(static_cast<uint32_t>(slot), std::memory_order_relaxed);
+  table_.release(static_cast<uint32_t>(slot));
+  control_.shared().room.signal_one();
+}
+
+void FreeSlots::wake() const noexcept {
+  announce(control_.shared().is_over, 1U);
+  control_.shared().room.signal_all();
+}
+
+}  // namespace tenon::impl

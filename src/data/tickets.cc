@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/tickets.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tenon::impl {
+
+std::string ticket_text(const Ticket& ticket) {
+  return concat("batch ", ticket.index, " of epoch ", ticket.epoch);
+}
+
+Tickets::Tickets(const FreeSlots& slots)
+    : free_slots_(slots),
+      control_(slots.control()),
+      table_(slots.table()),
+      order_(control_.head().order()),
+      round_robin_(control_.head().has(kGoesRound) ? static_cast<uint64_t>(control_.head().workers) : 0) {}
+
+// False: a consumer writes it now, or has written it meanwhile. The version is read again after the last
+// number. So if it is the same, the number was read before the consumer began, and it reads the last number
+// afterwards: the number that may follow here is below the next round's base.
+bool Tickets::read_round(Round& round, SlotTable::Turn& turn) const noexcept {
+  // pairs with: change_round, "an even version"
+  const uint64_t version = observe(shared().round.version);
+  if (version % 2 != 0) return false;
+  round.base = look(shared().round.base);
+  round.limit = look(shared().round.limit);
+  round.epoch = look(shared().round.epoch);
+  round.begin = look(shared().round.begin);
+  round.first_worker = look(shared().round.first_worker);
+  round.flags = look(shared().round.flags);
+  turn = table_.next_number();
+  // pairs with: change_round, "an odd version"
+  return observe(shared().round.version) == version;
+}
+
+// kNone also while a consumer writes the round: it wakes those who wait for tickets afterwards.
+Tickets::TicketTake Tickets::look_for_turn(int32_t worker, Round& round,
+                                           SlotTable::Turn& turn) const noexcept {
+  if (is_stopped()) return TicketTake::kStopped;
+  if (!read_round(round, turn)) return TicketTake::kNone;
+  if (turn.number >= round.limit || observe(shared().round.closed) >= round.base) return TicketTake::kNone;
+  if (turn.number - table_.passed() > table_.entries()) return TicketTake::kNone;  // most are skipped
+  const bool is_its_turn = round_robin_ == 0 || worker_of(round, round.begin + (turn.number - round.base)) ==
+                                                    static_cast<uint64_t>(worker);
+  return is_its_turn ? TicketTake::kTicket : TicketTake::kNone;
+}
+
+Tickets::TicketTake Tickets::await_turn(int32_t worker, const Deadline& deadline) const noexcept {
+  Round round;
+  SlotTable::Turn turn;
+  TicketTake found = look_for_turn(worker, round, turn);
+  if (found == TicketTake::kNone && !deadline.leaves_no_time()) {
+    (void)shared().work.sleep(deadline, [&] {
+      found = look_for_turn(worker, round, turn);
+      return found != TicketTake::kNone;
+    });
+  }
+  return found;
+}
+
+Ticket Tickets::ticket_at(const Round& round, uint64_t number) const noexcept {
+  const uint64_t place = round.begin + (number - round.base);
+  return {.slot = -1,
+          .epoch = round.epoch,
+          .index = order_.index_at(round.epoch, round.begin, place),
+          .place = place,
+          .number = number,
+          .round = round.base,
+          .flags = round.flags};
+}
+
+void Tickets::write_record(const Ticket& ticket) const noexcept {
+  SlotRecord& to = record(static_cast<uint32_t>(ticket.slot));
+  // pairs with: read_record, use_of, "a word that others look at"
+  impl::publish(to.number, ticket.number);
+  impl::publish(to.round, ticket.round);
+  impl::publish(to.epoch, ticket.epoch);
+  impl::publish(to.index, ticket.index);
+  impl::publish(to.place, ticket.place);
+  impl::publish(to.flags, ticket.flags);
+  impl::publish(to.since_ns, now_ns());
+  impl::publish(to.outcome, Outcome::kNone);
+  impl::publish(to.notes, 0U);
+}
+
+Tickets::TicketTake Tickets::take(int32_t worker, Ticket& ticket) const noexcept {
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  Round round;
+  SlotTable::Turn turn;
+  while (true) {
+    const TicketTake found = look_for_turn(worker, round, turn);
+    if (found != TicketTake::kTicket) return found;
+    const int32_t own_slot = ticket.slot;
+    ticket = ticket_at(round, turn.number);
+    ticket.slot = own_slot;
+    write_record(ticket);
+    if (table_.take_number(slot, turn)) break;
+    table_.hold(SlotWord::holder(table_.word(slot)), slot);  // before the record changes again
+  }
+  if (round_robin_ != 0) shared().work.signal_all();
+  return TicketTake::kTicket;
+}
+
+// False: it is dropped, and its slot is free. The base is read after the word has changed. Whoever begins a
+// round stores the base, then looks at the words. So one of the two gives the slot back.
+bool Tickets::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) const noexcept {
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  impl::publish(record(slot).notes, notes);
+  impl::publish(record(slot).outcome, outcome);
+  if (!table_.settle(slot, ticket.number)) {
+    free_slots_.give(ticket.slot);
+    return false;
+  }
+  if (ticket.number < base()) {
+    drop_settled(slot, SlotWord::ready(ticket.number));
+    return false;
+  }
+  return true;
+}
+
+// If no other thread has taken it.
+void Tickets::drop_settled(uint32_t slot, uint64_t word) const noexcept {
+  if (table_.take(FreeSlots::kNobody, slot, word, 0)) free_slots_.give(static_cast<int32_t>(slot));
+}
+
+void Tickets::publish(const Ticket& ticket, uint32_t notes) const noexcept {
+  // A consumer sleeps, then looks at the word; here the word changes before. A consumer that takes the ticket
+  // before this one looks at this one afterwards.
+  if (!settle(ticket, Outcome::kBatch, notes) || !shared().settled.has_sleepers()) return;
+  if (ticket.number == table_.passed() + 1) shared().settled.signal_all();
+}
+
+// A loop that has failed two tickets of a round keeps the failure of the lower one: the consumer is told that
+// one, and the round ends there.
+void Tickets::fail(const Ticket& ticket, int32_t loop, const TicketFailure& failure,
+                   uint32_t notes) const noexcept {
+  LoopRecord& own = control_.loop(loop);
+  if (const uint64_t kept = look(own.failed_number); kept < ticket.round || kept >= ticket.number) {
+    own.failure = failure;
+    impl::publish(own.failed_number, ticket.number);
+  }
+  impl::publish(record(static_cast<uint32_t>(ticket.slot)).loop, loop);
+  if (!settle(ticket, Outcome::kFailure, notes)) return;
+  raise_closed(ticket.number);
+  shared().settled.signal_all();
+}
+
+// The ticket is settled before its entry changes, and the slot is free after that. So wherever the thread
+// stops, the consumer can pass the ticket.
+void Tickets::skip(const Ticket& ticket, uint32_t notes) const noexcept {
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  if (!settle(ticket, Outcome::kSkip, notes)) return;
+  if ((notes & kHasState) == 0) {
+    table_.skip(ticket.number, slot);
+    drop_settled(slot, SlotWord::ready(ticket.number));
+  }
+  shared().skipped.fetch_add(1, std::memory_order_relaxed);
+  shared().settled.signal_all();
+}
+
+void Tickets::finish(const Ticket& ticket, uint32_t notes) const noexcept {
+  if (!settle(ticket, Outcome::kEnd, notes)) return;
+  raise_closed(ticket.number);
+  shared().settled.signal_all();
+}
+
+// If a consumer begins the next round meanwhile, it may be the start of that: the ticket is past then. While
+// the version is odd, the base is already the next one.
+bool Tickets::start_state(const Ticket& ticket, int32_t worker, KnownState& known) const {
+  if (ticket.round == known.round) return true;
+  const LoopRecord::Start& start = control_.loop(worker).start;
+  const std::span<std::atomic<uint64_t>> words = control_.start_words(worker);
+  // pairs with: write_start, "a start state"
+  const uint64_t version = observe(start.version), number = look(start.number);
+  const uint64_t nbytes = std::min<uint64_t>(look(start.nbytes), words.size_bytes());
+  const auto is_torn = [&] { return version % 2 != 0 || observe(start.version) != version; };
+  if (is_torn()) return false;
+  if (number != known.number) {
+    known.is_lost = true;
+    known.number = UINT64_MAX;  // of no state, as long as it is not complete
+    known.bytes.resize(nbytes);
+    for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
+      // pairs with: write_start, "a word of a state"
+      const uint64_t word = words[at / sizeof(uint64_t)].load(std::memory_order_acquire);
+      std::memcpy(known.bytes.data() + at, &word, std::min<size_t>(sizeof word, nbytes - at));
+    }
+    if (is_torn()) return false;
+    known.number = number;
+  }
+  known.round = ticket.round;
+  return true;
+}
+
+// Of a ticket that has ended its round.
+void Tickets::raise_closed(uint64_t number) const noexcept {
+  std::atomic<uint64_t>& closed = shared().round.closed;
+  uint64_t now = observe(closed);
+  while (now < number && !exchange(closed, now, number)) {
+  }
+}
+
+bool Tickets::is_past(const Ticket& ticket) const noexcept {
+  const uint64_t word = table_.word(static_cast<uint32_t>(ticket.slot)),
+                 closed = observe(shared().round.closed);
+  return is_stopped() || ticket.number < base() || ticket.number <= table_.passed() ||
+         (closed >= ticket.round && ticket.number >= closed) || SlotWord::kind(word) != SlotWord::kHeld ||
+         SlotWord::number(word) != ticket.number;
+}
+
+}  // namespace tenon::impl

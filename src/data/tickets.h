@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The workers' half of the order of a feed: they take tickets and settle them. ticket_ring.h has the
+// consumers' half, and says what a ticket is. Knows nothing of generators, arrays and threads.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "data/feed_control.h"
+#include "data/free_slots.h"
+#include "data/order.h"
+#include "data/ticket.h"
+#include "data/ticket_failure.h"
+
+namespace tenon::impl {
+
+std::string ticket_text(const Ticket& ticket);  // "batch 3 of epoch 0"
+
+// What a worker knows of the state of its generator. Used by the worker alone.
+struct KnownState {
+  std::vector<std::byte> bytes;
+  uint64_t number = 0;   // of the ticket; 0: the state from before its first fill, which has no bytes
+  bool is_lost = false;  // the generator has another state
+  uint64_t round = 0;    // of its last ticket
+};
+
+// What is known after a fill, also if its batch is not delivered.
+enum FillNotes : uint32_t {
+  kHasState = 1,  // it lies in the slot
+  kIgnoredIndex = 2,
+};
+
+// Refers to the control part, which outlives it. Threads: the one that has the slot of the ticket; is_past()
+// may be called by any. Nothing takes a lock.
+//
+// The slot of a ticket is the one that the caller has taken for it. What comes of a past epoch, or for a
+// ticket that was given up, is dropped, and its slot is free. notes: FillNotes.
+class Tickets {
+ public:
+  explicit Tickets(const FreeSlots& slots);
+
+  enum class TicketTake { kTicket, kNone, kStopped };
+  // Whether there is a ticket for this worker; waits until there is. kNone: there was none in this time.
+  // kStopped: the feed is closed.
+  TicketTake await_turn(int32_t worker, const Deadline& deadline) const noexcept;
+  // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
+  TicketTake take(int32_t worker, Ticket& ticket) const noexcept;
+  void publish(const Ticket& ticket, uint32_t notes = 0) const noexcept;
+  // The consumer gets the failure at the batch's place, and the epoch ends there. loop: of the caller.
+  void fail(const Ticket& ticket, int32_t loop, const TicketFailure& failure,
+            uint32_t notes = 0) const noexcept;
+  // The consumer gets the next batch in its place.
+  void skip(const Ticket& ticket, uint32_t notes = 0) const noexcept;
+  // The epoch ends before it.
+  void finish(const Ticket& ticket, uint32_t notes = 0) const noexcept;
+  // With round_robin, before a ticket is filled: if it is the first one of the worker after begin(), known
+  // becomes the state with which that begins. False: the ticket is past.
+  bool start_state(const Ticket& ticket, int32_t worker, KnownState& known) const;
+  // No consumer waits for this batch any more.
+  bool is_past(const Ticket& ticket) const noexcept;
+
+ protected:
+  // What a worker needs of a round: ticket t is place begin + (t - base), and there are none from limit on.
+  struct Round {
+    uint64_t base = 1, limit = 1, epoch = 0, begin = 0, first_worker = 0, flags = 0;
+  };
+
+  FeedShared& shared() const noexcept { return control_.shared(); }
+  SlotRecord& record(uint32_t slot) const noexcept { return control_.record(slot); }
+  bool is_stopped() const noexcept { return observe(shared().is_stopped) != 0; }
+  uint64_t base() const noexcept { return observe(shared().round.base); }
+  uint64_t worker_of(const Round& round, uint64_t place) const noexcept {
+    return round_robin_ == 0 ? 0 : (place - round.begin + round.first_worker) % round_robin_;
+  }
+  Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
+  void write_record(const Ticket& ticket) const noexcept;
+  void raise_closed(uint64_t number) const noexcept;
+  void drop_settled(uint32_t slot, uint64_t word) const noexcept;
+
+  // Constant after construction.
+  const FreeSlots free_slots_;
+  const FeedControl control_;
+  const SlotTable table_;
+  const Order order_;
+  const uint64_t round_robin_;  // the number of workers among which the batches go round; 0: they do not
+
+ private:
+  bool read_round(Round& round, SlotTable::Turn& turn) const noexcept;
+  TicketTake look_for_turn(int32_t worker, Round& round, SlotTable::Turn& turn) const noexcept;
+  bool settle(const Ticket& ticket, Outcome outcome, uint32_t notes) const noexcept;
+};
+
+}  // namespace tenon::impl
