@@ -460,12 +460,14 @@ namespace {
 struct Stat {
   char state;
   uint64_t start;
+  bool has_ended;
 };
 
 // Empty: there is no such process. Does not allocate, because a forked child calls it when memory may be
 // short.
 std::optional<Stat> stat_of(uint32_t pid) noexcept {
-  constexpr int kFieldsToStart = 20;  // after the name; the state is the first of them
+  // After the name; the state is the first of them.
+  constexpr int kFieldsToThreads = 17, kFieldsToStart = 20;
   char path[32];
   std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
   const File file(open(path, O_RDONLY | O_CLOEXEC));
@@ -474,21 +476,24 @@ std::optional<Stat> stat_of(uint32_t pid) noexcept {
   if (n <= 0) return std::nullopt;
   text[n] = '\0';
   const char* at = std::strrchr(text, ')');
-  const char* state = nullptr;
+  const char *state = nullptr, *threads = nullptr;
   for (int field = 0; field < kFieldsToStart; ++field) {
     at = at != nullptr ? std::strchr(at, ' ') : nullptr;
     if (at == nullptr) return std::nullopt;
     ++at;
     if (field == 0) state = at;
+    if (field == kFieldsToThreads) threads = at;
   }
-  return Stat{*state, std::strtoull(at, nullptr, 10)};
+  // The state is that of the first thread, which may end before others.
+  const bool is_gone = *state == 'X' || (*state == 'Z' && std::strtoull(threads, nullptr, 10) <= 1);
+  return Stat{*state, std::strtoull(at, nullptr, 10), is_gone};
 }
 
 }  // namespace
 
 uint64_t start_of(uint32_t pid) noexcept {
   const std::optional<Stat> stat = stat_of(pid);
-  return stat && stat->state != 'Z' && stat->state != 'X' ? stat->start : 0;
+  return stat && !stat->has_ended ? stat->start : 0;
 }
 
 bool is_stopped(uint32_t pid) noexcept {
@@ -508,7 +513,7 @@ bool has_ended(const Process& process) noexcept {
   const std::optional<Stat> stat = stat_of(process.pid);
   if (!stat) return errno != EMFILE && errno != ENFILE;
   const bool is_another = process.start != 0 && stat->start != process.start;
-  return stat->state == 'Z' || stat->state == 'X' || is_another;
+  return stat->has_ended || is_another;
 }
 
 Process this_process() {

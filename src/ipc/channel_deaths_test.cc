@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
@@ -71,6 +73,7 @@ class Lender {
     kill(pid_, SIGKILL);
     EXPECT_EQ(waitpid(pid_, nullptr, 0), pid_);
   }
+  pid_t pid() const noexcept { return pid_; }
   Lender(const Lender&) = delete;
   Lender& operator=(const Lender&) = delete;
 
@@ -205,6 +208,45 @@ TEST(ChannelDeaths, OfNoProcessLetNoThreadSpin) {
   state.ends[nobody].word = 0;
   clear_bit(state.users, nobody);
 }
+
+#if !defined(__SANITIZE_THREAD__)  // under which a forked child cannot start threads
+// The kernel marks its life at the end of that thread.
+TEST(ChannelDeaths, AProcessWhoseFirstThreadHasEndedIsNotDead) {
+  const Ref<Channel> channel = make(2);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(600);
+    std::thread([&] {
+      const Ref<Item> item = channel->loan(Deadline(0), nullptr);
+      Lines(ends[0], ends[1]).say("has a loan");
+      while (true) pause();
+    }).detach();
+    (void)syscall(SYS_exit, 0);  // no unwinding through the test
+  }
+  std::string line;
+  EXPECT_TRUE(Lines(ends[0], ends[1]).hear(&line));
+  const Control& control = control_of(*channel);
+  EXPECT_TRUE(comes_true([&] { return is_dead(look(life_word(control.life(1)))); }));
+  EXPECT_TRUE(comes_true([&] {
+    std::ifstream file(concat("/proc/", pid, "/stat"));
+    std::getline(file, line);
+    return line.find(") Z ") != std::string::npos;
+  }));
+  const os::Process process{static_cast<uint32_t>(pid), look(control.place(1).start)};
+  EXPECT_FALSE(os::has_ended(process));
+  EXPECT_EQ(receive(*channel, 1'000'000), Code::kTimeout);
+  EXPECT_EQ(channel->statistics().producers, 1U);
+  kill(pid, SIGKILL);
+  siginfo_t info{};
+  EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_TRUE(os::has_ended(process));
+  EXPECT_EQ(receive(*channel, kWatchdogNs), Code::kOwnerDied);
+  EXPECT_EQ(waitpid(pid, nullptr, 0), pid);
+  for (const int fd : ends) close(fd);
+}
+#endif
 
 }  // namespace
 }  // namespace tenon::impl
