@@ -140,9 +140,11 @@ void Channel::open_slots() {
     slots_.push_back(Array::over(Storage::adopt(memory), DType(TENON_UINT, 8, 1), {&shape, 1}, 0));
   }
   used_fields_ = std::make_unique<std::atomic<bool>[]>(plan_.slots * schema_->fields().size());
-  const uint64_t deaths = look(state_->deaths);
-  seen_deaths_.store(deaths - std::min(deaths, segment_->take_deaths_while_joining()),
-                     std::memory_order_relaxed);
+  deaths_at_opening_ = look(state_->deaths);
+  const Segment::DeathsWhileJoining joining = segment_->take_deaths_while_joining();
+  const uint64_t seen = deaths_at_opening_ - std::min(deaths_at_opening_, joining.count);
+  deaths_between_ = seen - joining.before;
+  seen_deaths_.store(seen, std::memory_order_relaxed);
   is_closed_.store(false, std::memory_order_relaxed);
 }
 
@@ -443,7 +445,7 @@ bool Channel::wait_for_item(const Deadline& deadline) {
   const uint64_t closings = look(state_->closings);
   const auto has_news = [&] {
     ensure_role(kConsumer);
-    (void)ends_.reap_dead();
+    (void)ends_.reap_dead(waited_for_);
     return has_item() || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) ||
            ended(closings) != 0;
   };

@@ -199,6 +199,9 @@ class Channel {
   std::unique_ptr<std::atomic<bool>[]> used_fields_;  // by slot and field: an array was made, for a loan
   ChannelEnds ends_;
   SlotTable table_;
+  // Constant. The first news, up to this number, are the deaths while the process took its place. So many came
+  // between them and the opening.
+  uint64_t deaths_at_opening_ = 0, deaths_between_ = 0;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};
   SpinBudget loan_budget_{true};
@@ -206,6 +209,7 @@ class Channel {
   std::atomic<uint32_t> roles_{0};        // of this opening; changed under Openings::lock()
   std::atomic<uint64_t> roles_taker_{0};  // the participant that has added them, and its generation
   std::atomic<bool> is_closed_{false};
+  std::atomic<uint64_t> waited_for_{0};  // see ChannelEnds::reap_dead()
   // The last attempt to receive that found nothing, for is_still_empty(); stored under Openings::lock().
   std::atomic<uint64_t> empty_at_{0};  // the signals of the event before it, plus kIsEmpty; 0: none
   std::atomic<int64_t> empty_at_ms_{0};

@@ -209,6 +209,75 @@ TEST(ChannelDeaths, OfNoProcessLetNoThreadSpin) {
   clear_bit(state.users, nobody);
 }
 
+// It takes the place of a dead process, whose death it counts. Others die before it opens the channel.
+TEST(ChannelDeaths, AnOpeningNamesTheProcessThatItHasReaped) {
+  const std::string name = new_name();
+  int to[2], from[2];
+  ASSERT_TRUE(pipe(to) == 0 && pipe(from) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(600);
+    Lines lines(to[0], from[1]);
+    std::string line, message;
+    if (!lines.hear(&line)) _exit(100);
+    const api::Array memory = api::attach(name, false);
+    lines.say("attached");
+    if (!lines.hear(&line)) _exit(101);
+    const api::Channel channel = api::Channel::open(memory);
+    const auto receive = [&] { (void)channel.receive(std::chrono::nanoseconds(0)); };
+    if (code_of(receive, &message) != TENON_ERR_OWNER_DIED) _exit(102);
+    lines.say(message);
+    _exit(code_of(receive));
+  }
+  Lines lines(from[0], to[1]);
+  std::string line;
+  const Ref<Channel> channel = make(4, WhenFull::kWait, name);
+  send(*channel);  // so that there is a producer
+  EXPECT_EQ(receive(*channel), std::nullopt);
+  std::string reaped;
+  {
+    const Lender first(*channel);
+    reaped = concat("(process ", first.pid(), ")");
+  }
+  lines.say("attach");
+  ASSERT_TRUE(lines.hear(&line));
+  EXPECT_EQ(receive(*channel), Code::kOwnerDied);
+  for (int i = 0; i < 3; ++i) {
+    {
+      const Lender lender(*channel);
+    }
+    EXPECT_EQ(receive(*channel), Code::kOwnerDied);
+  }
+  lines.say("open");
+  ASSERT_TRUE(lines.hear(&line));
+  EXPECT_NE(line.find(reaped), std::string::npos) << line;
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), TENON_ERR_TIMEOUT);
+  for (const int fd : {to[0], to[1], from[0], from[1]}) close(fd);
+}
+
+// As if a reaper were stopped after it has counted the death.
+TEST(ChannelDeaths, AreToldWithoutTheDeadAmongTheProducers) {
+  const Ref<Channel> channel = make(2);
+  const Control& control = control_of(*channel);
+  ChannelState& state = *control.channel();
+  {
+    const Lender lender(*channel);
+  }
+  uint32_t dead = 0;
+  while (!(is_dead(look(life_word(control.life(dead)))) && control.places->try_lock(dead))) ++dead;
+  state.ends[dead].word = EndWord::make(kProducer, EndWord::kCounted, 1);
+  state.entries_of_deaths[1] = DeathEntry::make(1, dead, look(control.place(dead).pid));
+  state.deaths = 1;
+  std::string message;
+  EXPECT_EQ(receive(*channel, 0, &message), Code::kOwnerDied);
+  EXPECT_NE(message.find("no producer is left"), std::string::npos) << message;
+  control.places->unlock(dead);
+  EXPECT_EQ(receive(*channel), Code::kClosed);
+}
+
 #if !defined(__SANITIZE_THREAD__)  // under which a forked child cannot start threads
 // The kernel marks its life at the end of that thread.
 TEST(ChannelDeaths, AProcessWhoseFirstThreadHasEndedIsNotDead) {

@@ -17,6 +17,8 @@ constexpr int kMostTries = 10'000;
 
 // How long to wait for another reaper. It may be stopped.
 constexpr int64_t kReaperNs = 1'000'000;
+// So long a process is there after the kernel has released its lock, almost always.
+constexpr int64_t kVanishNs = 50'000;
 
 constexpr uint32_t kCountedRoles = kProducer | kMember;
 
@@ -58,7 +60,9 @@ std::string ChannelEnds::stopped_text(const os::File& file) const {
     if (EndWord::roles(look(end.word)) == 0 || !is_alive(p)) return;
     const Place& place = control_.place(p);
     const uint32_t pid = look(place.pid);
-    const uint32_t holder = is_marked(p) ? os::holder_of_byte(file, p) : 0;
+    // Only then another process may hold the lock. The search looks at the files of all processes.
+    const bool is_dead = is_marked(p) && os::has_ended({pid, look(place.start)});
+    const uint32_t holder = is_dead ? os::holder_of_byte(file, p) : 0;
     const auto add_text = [&](const std::string& what) { text += (text.empty() ? ": " : ", ") + what; };
     if (holder != 0 && holder != pid && os::is_stopped(holder)) {
       add_text(concat(os::process_text(holder), " while it cleaned up after process ", pid));
@@ -83,21 +87,33 @@ uint32_t ChannelEnds::pid_of_death(uint64_t number) const noexcept {
   return DeathEntry::number(found) == number ? DeathEntry::pid(found) : 0;
 }
 
-bool ChannelEnds::reap_dead() const noexcept {
+bool ChannelEnds::reap_dead(std::atomic<uint64_t>& waited_for) const noexcept {
   bool has_found = false;
   visit_ends([&](uint32_t p, const ChannelEnd&) {
-    if (is_marked(p) && (reap(control_, p) || await_reaper(p))) has_found = true;
+    if (is_marked(p) && (reap(control_, p) || await_reaper(p, waited_for))) has_found = true;
   });
   return has_found;
 }
 
-// False: the process lives, or is ending. A reaper gives the slots back first, so that some microseconds do,
-// unless it does not run.
-bool ChannelEnds::await_reaper(uint32_t p) const noexcept {
+// False: the process lives, or is ending, or its reaper is stopped. A reaper gives the slots back first, so that
+// some microseconds do, unless it does not run.
+bool ChannelEnds::await_reaper(uint32_t p, std::atomic<uint64_t>& waited_for) const noexcept {
   const Place& place = control_.place(p);
+  const uint64_t dead = uint64_t{p} << 32 | look(place.generation);
   const auto is_there = [&] { return look(place.state) == PlaceState::kLive && is_marked(p); };
-  if (is_there() && !os::has_ended({look(place.pid), look(place.start)})) return false;
-  for (const int64_t until = now_ns() + kReaperNs; is_there() && now_ns() < until;) sched_yield();
+  const int64_t began = now_ns();
+  while (is_there() && !os::has_ended({look(place.pid), look(place.start)})) {
+    if (now_ns() - began >= kVanishNs) return false;
+    sched_yield();
+  }
+  while (is_there()) {
+    if (waited_for.load(std::memory_order_relaxed) == dead) return false;
+    if (now_ns() - began >= kReaperNs) {
+      waited_for.store(dead, std::memory_order_relaxed);
+      break;
+    }
+    sched_yield();
+  }
   return true;
 }
 
@@ -131,12 +147,10 @@ void ChannelEnds::count_death(uint32_t p) noexcept {
     if (EndWord::death(observe(word)) == EndWord::kCounted) return;
     const uint64_t n = observe(state_->deaths) + 1;
     uint64_t before = observe(entry(n));
-    if (DeathEntry::number(before) >= n) {
+    // An entry of a later number: this one was given meanwhile, or the memory is damaged.
+    const uint64_t named = DeathEntry::number(before);
+    if (named == n || (named > n && observe(state_->deaths) >= n)) {
       help(n);
-      // Only if the memory is damaged: the last number is older than that of an entry.
-      uint64_t last = n - 1;
-      if (DeathEntry::number(before) > n)
-        (void)exchange(state_->deaths, last, DeathEntry::number(before) - 1);
       continue;
     }
     announce(word, EndWord::make(roles, EndWord::kAsks, n));

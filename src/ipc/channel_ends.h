@@ -5,6 +5,7 @@
 // lock of its place (participant.h).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -41,8 +42,9 @@ class ChannelEnds {
   // The number of the process whose death has this number, from 1 on; 0: not known.
   uint32_t pid_of_death(uint64_t number) const noexcept;
   // Reaps the processes that have died; asks the kernel only about those that it has marked. If another
-  // thread or process is reaping one, waits a short while for it. True: there were some.
-  bool reap_dead() const noexcept;
+  // thread or process is reaping one, waits a short while for it, unless waited_for, of the caller, says that
+  // a wait for the same one was in vain: its reaper is stopped. True: there were some.
+  bool reap_dead(std::atomic<uint64_t>& waited_for) const noexcept;
   // Calls visit(place, end) with each end that may have a role, a slot or an item.
   template <class Visit>
   void visit_ends(Visit visit) const {
@@ -57,7 +59,7 @@ class ChannelEnds {
   void clear(uint32_t place, uint32_t slots) noexcept;
 
  private:
-  bool await_reaper(uint32_t place) const noexcept;
+  bool await_reaper(uint32_t place, std::atomic<uint64_t>& waited_for) const noexcept;
   void count_death(uint32_t place) noexcept;
   void help(uint64_t number) noexcept;
   std::atomic<uint64_t>& entry(uint64_t number) const noexcept {

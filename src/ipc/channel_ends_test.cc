@@ -5,7 +5,10 @@
 #include "ipc/channel_ends.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -130,6 +133,40 @@ TEST_F(Ends, AKilledReaperLeavesADeathThatIsCountedOnce) {
         EXPECT_EQ(observe(state_->ends[p].word), 0U);
       }
     }
+  }
+}
+
+// The numbers of damaged entries are not given: else no later death would have a number of its own.
+TEST_F(Ends, AreCountedOverDamagedEntries) {
+  for (auto& entry : state_->entries_of_deaths) entry = DeathEntry::make((uint64_t{1} << 33) - 1, 0, 1);
+  for (uint64_t n = 1; n <= 3; ++n) {
+    const auto dead = join(kProducer);
+    dead->die();
+    reap_others();
+    EXPECT_EQ(look(state_->deaths), n);
+    EXPECT_EQ(ends_.pid_of_death(n), static_cast<uint32_t>(getpid()));
+  }
+}
+
+// As if the reaper were stopped.
+TEST_F(Ends, AReaperIsWaitedForOnce) {
+  std::atomic<uint64_t> waited_for{0};
+  for (int round = 0; round < 2; ++round) {
+    const auto dead = join(kProducer);
+    const uint32_t p = dead->index();
+    StandIn other(*first_);
+    const Control& reaping = other.segment().control();
+    dead->die();
+    const pid_t ended = fork();
+    if (ended == 0) _exit(0);
+    ASSERT_EQ(waitpid(ended, nullptr, 0), ended);
+    store(reaping.place(p).pid, static_cast<uint32_t>(ended));
+    ASSERT_TRUE(reaping.places->try_lock(p));
+    EXPECT_TRUE(ends_.reap_dead(waited_for));
+    EXPECT_FALSE(ends_.reap_dead(waited_for));
+    reaping.places->unlock(p);
+    EXPECT_TRUE(ends_.reap_dead(waited_for));
+    EXPECT_FALSE(ends_.reap_dead(waited_for));
   }
 }
 

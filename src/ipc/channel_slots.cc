@@ -110,7 +110,7 @@ bool Channel::try_loan(Item& item) {
   // Before an item is dropped: the slots of the dead, also those of items that only dead consumers of a
   // broadcast have not received. Another process may have given them back since the look, and a slot that was
   // looked at first may have become free before a later one was taken.
-  const bool were_dead = ends_.reap_dead();
+  const bool were_dead = ends_.reap_dead(waited_for_);
   if ((were_dead || look(state_->room.signals) != signals) && lend_spare(item)) return true;
   if (may_drop() && drop_oldest(item)) return true;
   if (look(state_->room.signals) != signals && lend_spare(item)) return true;
@@ -309,7 +309,8 @@ bool Channel::try_receive(Item& item, uint64_t closings_before) {
     return true;
   };
   if (take()) return true;
-  const bool were_dead = ends_.reap_dead();  // an item that a dead producer had claimed may be back
+  const bool were_dead =
+      ends_.reap_dead(waited_for_);  // an item that a dead producer had claimed may be back
   // First the news, then another look: what a producer has sent before its end is received before the news.
   // The deaths last: a death is counted before the role of its process ends.
   const uint64_t ended = this->ended(closings_before);
@@ -334,11 +335,18 @@ bool Channel::try_receive(Item& item, uint64_t closings_before) {
   return false;
 }
 
-// number: of the death.
+// number: of the news.
 void Channel::throw_death(uint64_t number) const {
-  const auto pid = static_cast<int32_t>(ends_.pid_of_death(number));
-  const uint32_t others = ends_.count(kProducer);
-  const bool is_over = ended(UINT64_MAX) != 0;
+  const uint64_t death = number <= deaths_at_opening_ ? number - deaths_between_ : number;
+  const auto pid = static_cast<int32_t>(ends_.pid_of_death(death));
+  // The reaper may not have ended the roles of the dead one yet. It may be stopped.
+  uint32_t others = 0, ending = 0;
+  ends_.visit_ends([&](uint32_t, const ChannelEnd& end) {
+    const uint64_t word = observe(end.word);
+    if ((EndWord::roles(word) & kProducer) != 0)
+      ++(EndWord::death(word) == EndWord::kAlive ? others : ending);
+  });
+  const bool is_over = ending != 0 || ended(UINT64_MAX) != 0;
   const char* const next = others > 0 ? "; receive again to get the items of other producers"
                            : is_over ? ", and no producer is left: the next receive reports that the channel "
                                        "has ended, and later ones wait for a new producer"

@@ -157,10 +157,10 @@ void Segment::join(MutexOwner& mutex_owner) {
   uses_.reset(static_cast<uint32_t*>(std::calloc(header_.blocks, sizeof(uint32_t))));
   if (uses_ == nullptr) throw std::bad_alloc();
   const ChannelState* const channel = control_.channel();
-  const uint64_t deaths = channel != nullptr ? look(channel->deaths) : 0;
+  if (channel != nullptr) deaths_before_joining_ = look(channel->deaths);
   participant_ = std::make_unique<Participant>(control_, file_, mutex_owner);
   if (channel != nullptr)
-    deaths_while_joining_.store(look(channel->deaths) - deaths, std::memory_order_relaxed);
+    deaths_while_joining_.store(look(channel->deaths) - deaths_before_joining_, std::memory_order_relaxed);
 }
 
 void Segment::commit_block(uint32_t block) {

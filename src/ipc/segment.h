@@ -204,10 +204,13 @@ class Segment {
   void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
   bool keeps_name() const noexcept { return static_cast<bool>(name_); }
 
-  // How many deaths in the segment's channel were counted while this process took its place: it may have
-  // reaped the process that had the place. 0 from the second call on.
-  uint64_t take_deaths_while_joining() noexcept {
-    return deaths_while_joining_.exchange(0, std::memory_order_relaxed);
+  // How many deaths in the segment's channel were counted while this process took its place, and how many
+  // before: it may have reaped the process that had the place. None from the second call on.
+  struct DeathsWhileJoining {
+    uint64_t before, count;
+  };
+  DeathsWhileJoining take_deaths_while_joining() noexcept {
+    return {deaths_before_joining_, deaths_while_joining_.exchange(0, std::memory_order_relaxed)};
   }
 
   // A thread of this process sleeps on an event of the segment's channel, so a signal must wake it.
@@ -286,6 +289,7 @@ class Segment {
   uint32_t next_message_ = 0;  // where the search for a record begins
 
   std::atomic<uint32_t> users_{0};
+  uint64_t deaths_before_joining_ = 0;
   std::atomic<uint64_t> deaths_while_joining_{0};
 };
 

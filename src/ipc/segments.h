@@ -125,7 +125,8 @@ class Segments {
   struct BlockIsClosing {};
   static constexpr int64_t kClosingNs = 1'000'000'000;
   // Returns open(false). Calls it again while it throws BlockIsClosing: the process that looks may be stopped,
-  // or wait long for a processor. After 1 s, open(true), which fails instead. The caller must not hold lock_.
+  // or wait long for a processor. After 1 s, open(true), which fails instead. Requires that the caller does
+  // not hold lock_.
   template <class Open>
   static auto open_patiently(Open open) {
     const Deadline deadline(kClosingNs);
