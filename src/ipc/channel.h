@@ -199,8 +199,8 @@ class Channel {
   std::unique_ptr<std::atomic<bool>[]> used_fields_;  // by slot and field: an array was made, for a loan
   ChannelEnds ends_;
   SlotTable table_;
-  // Constant. The first news, up to this number, are the deaths while the process took its place. So many came
-  // between them and the opening.
+  // Constant. The first news, up to this number, are the deaths while the process took its place. So many
+  // came between them and the opening.
   uint64_t deaths_at_opening_ = 0, deaths_between_ = 0;
   std::atomic<uint64_t> seen_deaths_{0};
   std::atomic<uint64_t> seen_closings_{0};

@@ -95,8 +95,8 @@ bool ChannelEnds::reap_dead(std::atomic<uint64_t>& waited_for) const noexcept {
   return has_found;
 }
 
-// False: the process lives, or is ending, or its reaper is stopped. A reaper gives the slots back first, so that
-// some microseconds do, unless it does not run.
+// False: the process lives, or is ending, or its reaper is stopped. A reaper gives the slots back first, so
+// that some microseconds do, unless it does not run.
 bool ChannelEnds::await_reaper(uint32_t p, std::atomic<uint64_t>& waited_for) const noexcept {
   const Place& place = control_.place(p);
   const uint64_t dead = uint64_t{p} << 32 | look(place.generation);

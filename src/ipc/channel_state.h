@@ -34,8 +34,8 @@ struct EndWord {
   static constexpr uint64_t number(uint64_t word) noexcept { return word >> 5; }
 };
 
-// A process in the channel. Written by it, and after its death under the lock of its place. The word is 0 when a
-// process takes the place; the cursor is written before the role of a consumer.
+// A process in the channel. Written by it, and after its death under the lock of its place. The word is 0
+// when a process takes the place; the cursor is written before the role of a consumer.
 struct ChannelEnd {
   std::atomic<uint64_t> word;
   std::atomic<uint64_t> cursor;  // of a consumer: all of its openings have received the items up to this one

@@ -413,8 +413,8 @@ bool Segments::is_unopened(std::span<const std::byte> bytes) {
   return segment != nullptr && segment->status_of(handle.sent()) == MessageStatus::kLive;
 }
 
-// The handle stays unopened. The result lies on the segment. Calls then, at most once, while this process uses
-// the block: the array may be of another owner that has lent the memory.
+// The handle stays unopened. The result lies on the segment. Calls then, at most once, while this process
+// uses the block: the array may be of another owner that has lent the memory.
 Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Segment&)>& then) {
   return open_patiently([&](bool is_last) { return try_open(handle, then, is_last); });
 }

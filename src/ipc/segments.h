@@ -124,9 +124,9 @@ class Segments {
   // Thrown if a block cannot be used because some process looks whether it is unused (Segment::try_use).
   struct BlockIsClosing {};
   static constexpr int64_t kClosingNs = 1'000'000'000;
-  // Returns open(false). Calls it again while it throws BlockIsClosing: the process that looks may be stopped,
-  // or wait long for a processor. After 1 s, open(true), which fails instead. Requires that the caller does
-  // not hold lock_.
+  // Returns open(false). Calls it again while it throws BlockIsClosing: the process that looks may be
+  // stopped, or wait long for a processor. After 1 s, open(true), which fails instead. Requires that the
+  // caller does not hold lock_.
   template <class Open>
   static auto open_patiently(Open open) {
     const Deadline deadline(kClosingNs);
