@@ -128,24 +128,23 @@ std::vector<WorkerState> TicketRing::states() {
   return states;
 }
 
-// While the version of the round is odd, after its base was stored.
-void TicketRing::write_start(uint64_t worker) noexcept {
+// While the version of the round is odd, after its base was stored; or while the worker does not run.
+void TicketRing::write_start(uint64_t worker, uint64_t number, std::span<const std::byte> bytes) noexcept {
   const auto loop = static_cast<int32_t>(worker);
   LoopRecord::Start& start = control_.loop(loop).start;
   const std::span<std::atomic<uint64_t>> words = control_.start_words(loop);
-  const LastState& last = states_[worker];
-  if (observe(start.number) == last.number) return;
+  if (observe(start.number) == number) return;
   const uint64_t version = observe(start.version);
   // pairs with: start_state, "a start state"
   announce(start.version, version + 1);
-  for (size_t at = 0; at < last.bytes.size(); at += sizeof(uint64_t)) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
     uint64_t word = 0;
-    std::memcpy(&word, last.bytes.data() + at, std::min(sizeof word, last.bytes.size() - at));
+    std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
     // pairs with: start_state, "a word of a state"
     words[at / sizeof word].store(word, std::memory_order_release);
   }
-  impl::publish(start.nbytes, uint64_t{last.bytes.size()});
-  impl::publish(start.number, last.number);
+  impl::publish(start.nbytes, uint64_t{bytes.size()});
+  impl::publish(start.number, number);
   // pairs with: start_state, "a start state"
   announce(start.version, version + 2);
 }
@@ -158,7 +157,8 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
   round.base = table_.begin_anew();
   round.limit = length == Order::kNoEnd ? UINT64_MAX : round.base + length;
   announce(shared().round.base, round.base);
-  for (uint64_t worker = 0; length > 0 && worker < round_robin_; ++worker) write_start(worker);
+  for (uint64_t worker = 0; length > 0 && worker < round_robin_; ++worker)
+    write_start(worker, states_[worker].number, states_[worker].bytes);
   impl::publish(shared().round.limit, round.limit);
   impl::publish(shared().round.epoch, round.epoch);
   impl::publish(shared().round.begin, round.begin);
@@ -171,8 +171,9 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
   for (int32_t i = 0; i < slots_->made(); ++i) {
     const auto slot = static_cast<uint32_t>(i);
     const uint64_t word = table_.word(slot);
-    if (SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) < round.base)
-      drop_settled(slot, word);
+    if (SlotWord::number(word) >= round.base) continue;
+    if (SlotWord::kind(word) == SlotWord::kReady) (void)drop_settled(slot, word);
+    if (SlotWord::kind(word) == SlotWord::kAsked) drop_past(slot, word);
   }
   shared().work.signal_all();
 }
@@ -329,6 +330,71 @@ void TicketRing::stop() {
   notify_consumers();
 }
 
+// The loop has one ticket at most. A row of docs/dev/slots.md for each kind of word; a word that changes while
+// it is looked at is another thread's, or was left, and is looked at again.
+bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ticket)>& settle_dead) {
+  constexpr int kMostLooks = 3;
+  const uint32_t dead = Slots::kFirstLoop + static_cast<uint32_t>(loop);
+  bool had_ticket = false;
+  for (uint32_t slot = 0; slot < static_cast<uint32_t>(slots_->made()); ++slot) {
+    for (int look = 0; look < kMostLooks; ++look) {
+      const uint64_t word = table_.word(slot), number = SlotWord::number(word);
+      const bool counts = number >= base() && table_.slot_of(number) == slot;
+      if (SlotWord::kind(word) == SlotWord::kReady) {
+        // It died before it looked at the base, or had given back the slot of a ticket that it skips; or before
+        // it said that its ticket has ended the round.
+        if (!counts) {
+          (void)drop_settled(slot, word);
+        } else if (const Outcome outcome = impl::look(record(slot).outcome);
+                   (outcome == Outcome::kFailure || outcome == Outcome::kEnd) && table_.word(slot) == word) {
+          raise_closed(number);
+          shared().settled.signal_all();
+        }
+        break;
+      }
+      if (SlotWord::holder(word) != dead || SlotWord::kind(word) == SlotWord::kAsked) break;
+      if (SlotWord::kind(word) == SlotWord::kHeld && number != 0 && counts) {
+        had_ticket = true;
+        settle_dead(read_record(slot));
+        break;
+      }
+      if (!table_.take(Slots::kNobody, slot, word, 0)) continue;
+      slots_->give(static_cast<int32_t>(slot));
+      break;
+    }
+  }
+  LoopRecord& record = control_.loop(loop);
+  impl::publish(record.number, uint64_t{0});
+  impl::publish(record.is_asleep, 0U);
+  impl::publish(record.end, uint32_t{LoopRecord::kNone});
+  for (LoopRecord::Report& report : record.reports) {
+    uint32_t written = LoopRecord::Report::kWritten;  // not to its end
+    (void)exchange(report.state, written, uint32_t{LoopRecord::Report::kFree});
+  }
+  write_successor_start(static_cast<uint64_t>(loop));
+  for (Event* event : {&shared().room, &shared().work, &shared().settled}) event->forget();
+  return had_ticket;
+}
+
+// A new process begins after the last ticket of its worker that was filled, also if no consumer has it yet.
+void TicketRing::write_successor_start(uint64_t worker) noexcept {
+  if (worker >= round_robin_) return;
+  const std::scoped_lock lock(consuming_);
+  uint64_t newest = 0;
+  std::span<const std::byte> bytes = states_[worker].bytes;
+  for (int32_t i = 0; i < slots_->made(); ++i) {
+    const auto slot = static_cast<uint32_t>(i);
+    const uint64_t word = table_.word(slot), number = SlotWord::number(word);
+    if (SlotWord::kind(word) != SlotWord::kReady || number < next_ || number <= newest) continue;
+    const bool has_state = (impl::look(record(slot).notes) & kHasState) != 0;
+    if (!has_state || worker_of(round_, place_of(number)) != worker) continue;
+    std::byte* const data = slots_->data(i);
+    newest = number;
+    bytes = {layout_.state(data), std::min(layout_.stated(data), layout_.state_nbytes)};
+  }
+  write_start(worker, newest != 0 ? newest : states_[worker].number, bytes);
+}
+
 // A wait begins with the first call of next() that finds no result. It ends with the next call that finds
 // one.
 void TicketRing::begin_waiting(int64_t now) noexcept {
@@ -453,7 +519,7 @@ TicketRing::SlotUse TicketRing::use_of(uint32_t slot) const noexcept {
     const bool is_left = SlotWord::kind(before) == SlotWord::kLeft && outcome != Outcome::kElsewhere;
     const bool is_held = SlotWord::kind(before) == SlotWord::kHeld && SlotWord::number(before) != 0 &&
                          SlotWord::holder(before) >= Slots::kFirstLoop;
-    use.is_filling = is_left || is_held;
+    use.is_filling = is_left || is_held || SlotWord::kind(before) == SlotWord::kAsked;
     word = table_.word(slot);
   } while (word != before);
   return use;

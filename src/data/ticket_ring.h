@@ -14,9 +14,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/clock.h"
@@ -100,6 +102,12 @@ class TicketRing : public Tickets {
   // No more tickets and batches; wakes all waiters.
   void stop();
 
+  // The process that ran this loop, for the worker of the same number, has died: gives back what it had, and
+  // makes the loop ready for its successor. settle_dead settles or asks a ticket that it was filling. True:
+  // there was one that counts. Requires that the process writes nothing more, and that no successor is started
+  // before this returns.
+  bool reclaim(int32_t loop, const std::function<void(const Ticket& ticket)>& settle_dead);
+
   // For statistics and messages.
 
   bool has_ready() const noexcept { return count_ready() > 0; }
@@ -156,7 +164,8 @@ class TicketRing : public Tickets {
   void change_round(Round round, uint64_t length) noexcept;
   void end_epoch() noexcept;
   void read_notes(uint32_t slot) noexcept;
-  void write_start(uint64_t worker) noexcept;
+  void write_start(uint64_t worker, uint64_t number, std::span<const std::byte> bytes) noexcept;
+  void write_successor_start(uint64_t worker) noexcept;
   void set_states(const std::vector<WorkerState>& states);
   std::vector<WorkerState> states();
   void note_failure(const TicketFailure& failure) noexcept;

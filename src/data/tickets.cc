@@ -44,6 +44,9 @@ Tickets::TicketTake Tickets::look_for_turn(int32_t worker, Round& round,
   if (!read_round(round, turn)) return TicketTake::kNone;
   if (turn.number >= round.limit || observe(shared().round.closed) >= round.base) return TicketTake::kNone;
   if (turn.number - table_.passed() > table_.entries()) return TicketTake::kNone;  // most are skipped
+  if (worker == kPreparer)
+    return count_asked() < control_.head().workers ? TicketTake::kTicket : TicketTake::kNone;
+  if (control_.head().has(kPrepares)) return TicketTake::kNone;  // it is asked
   const bool is_its_turn = round_robin_ == 0 || worker_of(round, round.begin + (turn.number - round.base)) ==
                                                     static_cast<uint64_t>(worker);
   return is_its_turn ? TicketTake::kTicket : TicketTake::kNone;
@@ -52,14 +55,44 @@ Tickets::TicketTake Tickets::look_for_turn(int32_t worker, Round& round,
 Tickets::TicketTake Tickets::await_turn(int32_t worker, const Deadline& deadline) const noexcept {
   Round round;
   SlotTable::Turn turn;
-  TicketTake found = look_for_turn(worker, round, turn);
+  uint64_t word = 0;
+  const auto look = [&] {
+    const TicketTake found = look_for_turn(worker, round, turn);
+    if (found != TicketTake::kNone) return found;
+    return find_asked(worker, &word) != SlotTable::kNone ? TicketTake::kTicket : TicketTake::kNone;
+  };
+  TicketTake found = look();
   if (found == TicketTake::kNone && !deadline.leaves_no_time()) {
     (void)shared().work.sleep(deadline, [&] {
-      found = look_for_turn(worker, round, turn);
+      found = look();
       return found != TicketTake::kNone;
     });
   }
   return found;
+}
+
+// Not one behind the last ticket of a round, which begin() or end() frees. kNone: there is none.
+uint32_t Tickets::find_asked(int32_t worker, uint64_t* word) const noexcept {
+  uint32_t found = SlotTable::kNone;
+  if (observe(shared().asked) == 0 || worker == kPreparer) return found;
+  const uint64_t first = base(), closed = observe(shared().round.closed);
+  for (uint32_t slot = 0; slot < static_cast<uint32_t>(free_slots_.made()); ++slot) {
+    const uint64_t now = table_.word(slot), number = SlotWord::number(now);
+    if (SlotWord::kind(now) != SlotWord::kAsked) continue;
+    if (SlotWord::holder(now) != 0 && SlotWord::holder(now) != holder_of(worker)) continue;
+    if (first <= closed && closed < number) continue;
+    if (found != SlotTable::kNone && SlotWord::number(*word) < number) continue;
+    found = slot;
+    *word = now;
+  }
+  return found;
+}
+
+int32_t Tickets::count_asked() const noexcept {
+  int32_t n = 0;
+  for (uint32_t slot = 0; slot < static_cast<uint32_t>(free_slots_.made()); ++slot)
+    n += SlotWord::kind(table_.word(slot)) == SlotWord::kAsked ? 1 : 0;
+  return n;
 }
 
 Ticket Tickets::ticket_at(const Round& round, uint64_t number) const noexcept {
@@ -85,6 +118,7 @@ void Tickets::write_record(const Ticket& ticket) const noexcept {
   impl::publish(to.since_ns, now_ns());
   impl::publish(to.outcome, Outcome::kNone);
   impl::publish(to.notes, 0U);
+  impl::publish(to.attempt, 0);
 }
 
 Tickets::TicketTake Tickets::take(int32_t worker, Ticket& ticket) const noexcept {
@@ -105,6 +139,50 @@ Tickets::TicketTake Tickets::take(int32_t worker, Ticket& ticket) const noexcept
   return TicketTake::kTicket;
 }
 
+// The round is read after the word has changed. So a round whose base is not above the ticket is that of the
+// ticket: later rounds have larger numbers. If the round changes meanwhile, the ticket is past, because it was
+// given before.
+bool Tickets::take_asked(int32_t worker, Ticket& ticket) const noexcept {
+  uint64_t word = 0;
+  while (true) {
+    const uint32_t slot = find_asked(worker, &word);
+    if (slot == SlotTable::kNone) return false;
+    if (!table_.take_asked(holder_of(worker), slot, word)) continue;
+    (void)add(shared().asked, ~uint64_t{0});
+    Round round;
+    SlotTable::Turn turn;
+    const uint64_t number = SlotWord::number(word);
+    const bool is_current = read_round(round, turn) && number >= round.base;
+    const uint64_t closed = observe(shared().round.closed);
+    if (is_current && (closed < round.base || closed >= number)) {
+      ticket = ticket_at(round, number);
+      ticket.slot = static_cast<int32_t>(slot);
+      impl::publish(record(slot).since_ns, now_ns());
+      if (control_.head().has(kPrepares)) shared().work.signal_all();  // one less is asked
+      return true;
+    }
+    free_slots_.give(static_cast<int32_t>(slot));
+  }
+}
+
+// The base is read after the word has changed, as in settle(). The count goes up before the word changes: who
+// looks at the words for it finds at most so many.
+bool Tickets::ask(const Ticket& ticket, int32_t worker) const noexcept {
+  const auto slot = static_cast<uint32_t>(ticket.slot);
+  (void)add(shared().asked, uint64_t{1});
+  if (!table_.ask(slot, ticket.number, asked_of(worker))) {
+    (void)add(shared().asked, ~uint64_t{0});
+    free_slots_.give(ticket.slot);
+    return false;
+  }
+  if (ticket.number < base()) {
+    drop_past(slot, SlotWord::make(SlotWord::kAsked, asked_of(worker), ticket.number));
+    return false;
+  }
+  shared().work.signal_all();
+  return true;
+}
+
 // False: it is dropped, and its slot is free. The base is read after the word has changed. Whoever begins a
 // round stores the base, then looks at the words. So one of the two gives the slot back.
 bool Tickets::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) const noexcept {
@@ -116,15 +194,22 @@ bool Tickets::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) cons
     return false;
   }
   if (ticket.number < base()) {
-    drop_settled(slot, SlotWord::ready(ticket.number));
+    (void)drop_settled(slot, SlotWord::ready(ticket.number));
     return false;
   }
   return true;
 }
 
-// If no other thread has taken it.
-void Tickets::drop_settled(uint32_t slot, uint64_t word) const noexcept {
-  if (table_.take(FreeSlots::kNobody, slot, word, 0)) free_slots_.give(static_cast<int32_t>(slot));
+// False: another thread has taken it.
+bool Tickets::drop_settled(uint32_t slot, uint64_t word) const noexcept {
+  if (!table_.take(FreeSlots::kNobody, slot, word, 0)) return false;
+  free_slots_.give(static_cast<int32_t>(slot));
+  return true;
+}
+
+// The same of an asked one.
+void Tickets::drop_past(uint32_t slot, uint64_t word) const noexcept {
+  if (drop_settled(slot, word)) (void)add(shared().asked, ~uint64_t{0});
 }
 
 void Tickets::publish(const Ticket& ticket, uint32_t notes) const noexcept {
@@ -156,7 +241,7 @@ void Tickets::skip(const Ticket& ticket, uint32_t notes) const noexcept {
   if (!settle(ticket, Outcome::kSkip, notes)) return;
   if ((notes & kHasState) == 0) {
     table_.skip(ticket.number, slot);
-    drop_settled(slot, SlotWord::ready(ticket.number));
+    (void)drop_settled(slot, SlotWord::ready(ticket.number));
   }
   shared().skipped.fetch_add(1, std::memory_order_relaxed);
   shared().settled.signal_all();

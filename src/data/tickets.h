@@ -45,11 +45,19 @@ class Tickets {
   explicit Tickets(const FreeSlots& slots);
 
   enum class TicketTake { kTicket, kNone, kStopped };
-  // Whether there is a ticket for this worker; waits until there is. kNone: there was none in this time.
-  // kStopped: the feed is closed.
+  // In place of a worker: the caller prepares batches, for all of them.
+  static constexpr int32_t kPreparer = -1;
+  // Whether there is a ticket for this worker, new or asked of it; waits until there is. kNone: there was none
+  // in this time. kStopped: the feed is closed.
   TicketTake await_turn(int32_t worker, const Deadline& deadline) const noexcept;
   // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
   TicketTake take(int32_t worker, Ticket& ticket) const noexcept;
+  // The oldest ticket that is asked of this worker or of any, with its slot, as ask() has left it. Waits for
+  // nothing. False: there is none.
+  bool take_asked(int32_t worker, Ticket& ticket) const noexcept;
+  // Leaves the ticket, and its slot, to this worker, or to any (kPreparer); also of a dead worker, by who
+  // gives back what that had. False: it is past, or was left; its slot is free.
+  bool ask(const Ticket& ticket, int32_t worker) const noexcept;
   void publish(const Ticket& ticket, uint32_t notes = 0) const noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there. loop: of the caller.
   void fail(const Ticket& ticket, int32_t loop, const TicketFailure& failure,
@@ -80,7 +88,8 @@ class Tickets {
   Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
   void write_record(const Ticket& ticket) const noexcept;
   void raise_closed(uint64_t number) const noexcept;
-  void drop_settled(uint32_t slot, uint64_t word) const noexcept;
+  bool drop_settled(uint32_t slot, uint64_t word) const noexcept;
+  void drop_past(uint32_t slot, uint64_t word) const noexcept;
 
   // Constant after construction.
   const FreeSlots free_slots_;
@@ -90,6 +99,13 @@ class Tickets {
   const uint64_t round_robin_;  // the number of workers among which the batches go round; 0: they do not
 
  private:
+  static uint32_t holder_of(int32_t worker) noexcept {
+    return FreeSlots::kFirstLoop + static_cast<uint32_t>(worker);
+  }
+  // Of an asked ticket: who is to fill it.
+  static uint32_t asked_of(int32_t worker) noexcept { return worker == kPreparer ? 0 : holder_of(worker); }
+  uint32_t find_asked(int32_t worker, uint64_t* word) const noexcept;
+  int32_t count_asked() const noexcept;
   bool read_round(Round& round, SlotTable::Turn& turn) const noexcept;
   TicketTake look_for_turn(int32_t worker, Round& round, SlotTable::Turn& turn) const noexcept;
   bool settle(const Ticket& ticket, Outcome outcome, uint32_t notes) const noexcept;

@@ -72,7 +72,6 @@ FeedHead head_of(const tenon_generator& generator, const Schema& schema, const S
   set((generator.flags & TENON_HAS_STATE) != 0, kHasStates);
   set(goes_round(generator, options), kGoesRound);
   set((options.flags & TENON_SHUFFLE) != 0, kIsShuffled);
-  set(generator.prepare != nullptr, kPrepares);
   head.loops = workers + most_abandoned(options);
   head.workers = workers;
   head.fields = static_cast<int32_t>(schema.fields().size());

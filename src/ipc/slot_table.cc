@@ -80,10 +80,23 @@ bool SlotTable::take_number(uint32_t slot, const Turn& turn) const noexcept {
   return true;
 }
 
-bool SlotTable::settle(uint32_t slot, uint64_t n) const noexcept {
+// From held(p, n).
+bool SlotTable::end_fill(uint32_t slot, uint64_t n, uint64_t after) const noexcept {
   uint64_t seen = word(slot);
   return SlotWord::kind(seen) == SlotWord::kHeld && SlotWord::number(seen) == n &&
-         exchange(slots_[slot].word, seen, SlotWord::ready(n));
+         exchange(slots_[slot].word, seen, after);
+}
+
+bool SlotTable::settle(uint32_t slot, uint64_t n) const noexcept {
+  return end_fill(slot, n, SlotWord::ready(n));
+}
+
+bool SlotTable::ask(uint32_t slot, uint64_t n, uint32_t of) const noexcept {
+  return end_fill(slot, n, SlotWord::make(SlotWord::kAsked, of, n));
+}
+
+bool SlotTable::take_asked(uint32_t p, uint32_t slot, uint64_t seen) const noexcept {
+  return exchange(slots_[slot].word, seen, SlotWord::held(p, SlotWord::number(seen)));
 }
 
 bool SlotTable::leave(uint32_t slot, uint64_t n) const noexcept {

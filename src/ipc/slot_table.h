@@ -18,6 +18,7 @@
 //   held(p, n)     loop p of the feed fills it for ticket n, or consumer p has received that
 //   ready(n)       ticket n is settled
 //   left(p, n)     thread p hangs in ticket n, which is not in this slot any more
+//   asked(o, n)    no process; loop o of the feed, or any (0), is to fill it for ticket n
 //
 // Entry n % (number of entries) names the slot of item n. It is written by the compare-and-swap that gives
 // the number; then any process makes the slot ready and moves the last number on.
@@ -38,10 +39,19 @@ namespace tenon::impl {
 
 // The values of a word. A number is given once, so a word with a number does not come back.
 struct SlotWord {
-  enum Kind : uint64_t { kFree = 0, kHeld = 1, kOffered = 2, kReady = 3, kClaimed = 4, kLeft = 5 };
+  enum Kind : uint64_t {
+    kFree = 0,
+    kHeld = 1,
+    kOffered = 2,
+    kReady = 3,
+    kClaimed = 4,
+    kLeft = 5,
+    kAsked = 6
+  };
   static constexpr uint64_t make(Kind kind, uint32_t holder, uint64_t number) noexcept {
     return number << 15 | uint64_t{holder} << 3 | kind;
   }
+  static constexpr uint64_t held(uint32_t p, uint64_t number) noexcept { return make(kHeld, p, number); }
   // A stray was put back by the only process that had received it.
   static constexpr uint64_t ready(uint64_t number, bool is_stray = false) noexcept {
     return make(kReady, is_stray ? 1 : 0, number);
@@ -126,6 +136,10 @@ class SlotTable {
   bool take_number(uint32_t slot, const Turn& turn) const noexcept;
   // held(p, n) -> ready(n). False: it was left.
   bool settle(uint32_t slot, uint64_t n) const noexcept;
+  // held(p, n) -> asked(of, n). False: it was left.
+  bool ask(uint32_t slot, uint64_t n, uint32_t of) const noexcept;
+  // asked(o, n) -> held(p, n). seen: that word. False: another process was first.
+  bool take_asked(uint32_t p, uint32_t slot, uint64_t seen) const noexcept;
   // held(p, n) -> left(p, n). False: it was settled.
   bool leave(uint32_t slot, uint64_t n) const noexcept;
   // Of a number whose slot was left: it has this slot from now on.
@@ -169,6 +183,7 @@ class SlotTable {
 
  private:
   SlotEntry& entry(uint64_t n) const noexcept { return entries_[n % entries_.size()]; }
+  bool end_fill(uint32_t slot, uint64_t n, uint64_t after) const noexcept;
   void help(uint64_t n) const noexcept;
   // is_known: set to false if the entry is of a later number already.
   Found item(uint64_t n, bool* is_known) const noexcept;
