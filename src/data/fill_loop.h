@@ -5,38 +5,17 @@
 
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
-#include "base/spin_budget.h"
+#include "data/feed_control.h"
+#include "data/filling.h"
 #include "data/request_ring.h"
-#include "data/ticket_ring.h"
-#include "tenon/tenon.h"
 
 namespace tenon::impl {
 
-// How the fill of a batch went.
-struct FillResult {
-  int32_t code = 0;
-  int32_t kind = TENON_FAILED;  // with a code other than 0
-  int64_t pid = 0;
-  int32_t exit_signal = 0;
-  int32_t exit_code = -1;
-  uint64_t fill_ns = 0;
-  int64_t began_ns = 0;  // of now_ns()
-  std::string message;
-  uint32_t notes = 0;  // FillNotes
-};
-
-// A batch that is being filled.
-struct Job : Ticket {
-  int32_t retries = 0;
-  std::vector<std::byte> attachment;  // from before the fill
-
-  bool is_restored() const noexcept { return (flags & (TENON_RESTORE_STATE | TENON_RESTORE_START)) != 0; }
-};
+class Workers;
 
 // Whether a loop is run by a thread that the generator has started.
 enum class Started {
@@ -57,6 +36,7 @@ struct FillLoop {
     return since_ns > kIdle && since_ns % 2 != 0;
   }
 
+  Workers* workers = nullptr;
   int32_t number = 0;
   // Of the thread that runs it; of the one that abandons it from then on.
   int32_t worker = 0;
@@ -67,7 +47,7 @@ struct FillLoop {
   bool has_ended = false;     // the fill that was begun has, without a result: so has its thread
   std::vector<void*> fields;  // addresses for the request
   std::vector<int64_t*> shapes;
-  SpinBudget short_wait;
+  std::optional<Filling> filling;
 
   // Guarded by Workers::mutex_.
   Started started = Started::kNo;

@@ -150,6 +150,7 @@ void Workers::lose(FillLoop& loop, const char* reason) noexcept {
 void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept {
   other.is_replaced = false;
   other.worker = loop.worker;
+  other.filling->set_worker(loop.worker);
   other.begun = other.settled = 0;
   other.thread.store(0, std::memory_order_relaxed);
   if (!loop.has_job()) return slots_->give_spare(spare);
@@ -166,7 +167,7 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
     return queue_.fail(job, other.number, hung(loop.worker, "its thread is left behind"));
   ++job.retries;
   shared().retried.fetch_add(1, std::memory_order_relaxed);
-  put_back(job);
+  other.filling->put_back(job);
   other.jobs[other.begun++] = std::move(job);
 }
 

@@ -228,7 +228,7 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
   try {
     if (result.code != 0 && message != nullptr)
       result.message.assign(message, strnlen(message, kMessageSize - 1));
-    check_fill(loop.job(), result);
+    loop.filling->check_fill(loop.job(), result);
     if (trace::is_on()) note_fill(loop.worker, loop.job(), result);
     if (end(loop, result)) {
       note_outside(loop);

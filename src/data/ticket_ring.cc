@@ -497,17 +497,6 @@ Ticket TicketRing::read_record(uint32_t slot) const noexcept {
           .flags = look(from.flags)};
 }
 
-int32_t TicketRing::count_ready() const noexcept {
-  int32_t n = 0;
-  for (int32_t i = 0; i < slots_->made(); ++i) {
-    const auto slot = static_cast<uint32_t>(i);
-    if (SlotWord::kind(table_.word(slot)) == SlotWord::kReady &&
-        look(record(slot).outcome) == Outcome::kBatch)
-      ++n;
-  }
-  return n;
-}
-
 TicketRing::SlotUse TicketRing::use_of(uint32_t slot) const noexcept {
   SlotUse use;
   uint64_t before = 0, word = 0;

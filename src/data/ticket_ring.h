@@ -110,8 +110,6 @@ class TicketRing : public Tickets {
 
   // For statistics and messages.
 
-  bool has_ready() const noexcept { return count_ready() > 0; }
-
   // The batch that was last in a slot.
   struct SlotUse {
     Ticket ticket;
@@ -147,7 +145,6 @@ class TicketRing : public Tickets {
 
   Ticket read_record(uint32_t slot) const noexcept;
   SlotUse use_of(uint32_t slot) const noexcept;
-  int32_t count_ready() const noexcept;
   bool is_ready(uint64_t number) const noexcept {
     const uint32_t slot = table_.slot_of(number);
     return slot != SlotTable::kNone ? table_.word(slot) == SlotWord::ready(number)

@@ -296,4 +296,15 @@ bool Tickets::is_past(const Ticket& ticket) const noexcept {
          SlotWord::number(word) != ticket.number;
 }
 
+int32_t Tickets::count_ready() const noexcept {
+  int32_t n = 0;
+  for (int32_t i = 0; i < free_slots_.made(); ++i) {
+    const auto slot = static_cast<uint32_t>(i);
+    if (SlotWord::kind(table_.word(slot)) == SlotWord::kReady &&
+        look(record(slot).outcome) == Outcome::kBatch)
+      ++n;
+  }
+  return n;
+}
+
 }  // namespace tenon::impl

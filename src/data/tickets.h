@@ -71,6 +71,8 @@ class Tickets {
   bool start_state(const Ticket& ticket, int32_t worker, KnownState& known) const;
   // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket) const noexcept;
+  // A batch waits for a consumer.
+  bool has_ready() const noexcept { return count_ready() > 0; }
 
  protected:
   // What a worker needs of a round: ticket t is place begin + (t - base), and there are none from limit on.
@@ -88,6 +90,7 @@ class Tickets {
   Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
   void write_record(const Ticket& ticket) const noexcept;
   void raise_closed(uint64_t number) const noexcept;
+  int32_t count_ready() const noexcept;
   bool drop_settled(uint32_t slot, uint64_t word) const noexcept;
   void drop_past(uint32_t slot, uint64_t word) const noexcept;
 

@@ -16,7 +16,6 @@
 #include "base/error.h"
 #include "base/trace.h"
 #include "data/generator_call.h"
-#include "data/seed.h"
 #include "sync/actor.h"
 
 namespace tenon::impl {
@@ -131,20 +130,48 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
       count_(workers_of(generator, options)),
       queue_(slots_, number_),
       are_started_(starts_threads(generator, options)),
-      known_(static_cast<size_t>(count_)),
-      loops_(static_cast<size_t>(slots_->control().head().loops)),
-      skips_(shared().failed_in_a_row, shared().failed_skips) {
+      loops_(static_cast<size_t>(slots_->control().head().loops)) {
   for (int32_t i = 0; i < loops(); ++i) {
     FillLoop& loop = loops_[static_cast<size_t>(i)];
     loop.number = loop.worker = i;
     loop.fields.resize(schema_->fields().size());
     loop.shapes.resize(schema_->fields().size());
+    loop.workers = this;
     loop.record = &slots_->control().loop(i);
+    loop.filling.emplace(*slots_, slots_->data(0), schema_, i, hooks_of(loop));
     if (i >= count_) loop.since_ns() = FillLoop::kFree;
   }
-  for (KnownState& known : known_) known.bytes.reserve(layout_.state_nbytes);
   if (wants_processes(generator, options))
     processes_.emplace(generator, *schema_, layout_, slots_, count_, number_);
+}
+
+// Each is called with the loop.
+Filling::Hooks Workers::hooks_of(FillLoop& loop) noexcept {
+  Filling::Hooks hooks;
+  hooks.take_memory = [](void* self, int32_t slot, std::string& reason) {
+    return static_cast<FillLoop*>(self)->workers->take_memory(slot, reason);
+  };
+  if (generator_.prepare != nullptr) {
+    hooks.prepare = [](void* self, Job& job) {
+      auto& of = *static_cast<FillLoop*>(self);
+      return of.workers->prepare(of, job);
+    };
+    hooks.preparing = &preparing_;
+  }
+  hooks.begin_span = [](void* self, const Job& job) {
+    const Workers& workers = *static_cast<FillLoop*>(self)->workers;
+    workers.slots_->begin_span(job.slot, workers.number_, job.epoch, job.index);
+  };
+  hooks.begin_blocked = [](void* self) {
+    const auto& of = *static_cast<FillLoop*>(self);
+    return of.workers->begin_span(trace::SpanKind::kBlocked, trace::key_of(self), of.worker, nullptr);
+  };
+  hooks.report = [](void* self, std::string text) {
+    static_cast<FillLoop*>(self)->workers->reports_.add(std::move(text));
+  };
+  hooks.self = &loop;
+  hooks.is_inline = is_inline();
+  return hooks;
 }
 
 Workers::~Workers() { set_findable(false); }
@@ -174,9 +201,10 @@ void Workers::take_over_generator() noexcept {
   owns_generator_ = true;
 }
 
-// job: null where there is none yet. The key is this object's.
-trace::Span Workers::begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept {
-  return trace::open(kind, trace::key_of(this), [&](trace::Record& record) {
+// job: null where there is none yet.
+trace::Span Workers::begin_span(trace::SpanKind kind, uint64_t key, int32_t worker,
+                                const Job* job) const noexcept {
+  return trace::open(kind, key, [&](trace::Record& record) {
     record.group = number_;
     record.worker = worker;
     trace::copy_end(record.name, name_.c_str());
@@ -189,7 +217,7 @@ trace::Span Workers::begin_span(trace::SpanKind kind, int32_t worker, const Job*
 
 // Of a fill that was answered from elsewhere.
 void Workers::note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept {
-  const trace::Span span = begin_span(trace::SpanKind::kFill, worker, &job);
+  const trace::Span span = begin_span(trace::SpanKind::kFill, trace::key_of(this), worker, &job);
   trace::change(span, trace::key_of(this), [&](trace::Record& record) {
     record.at_ns[trace::kBegun] = result.began_ns;
     record.at_ns[trace::kEnded] = result.began_ns + static_cast<int64_t>(result.fill_ns);
@@ -197,27 +225,6 @@ void Workers::note_fill(int32_t worker, const Job& job, const FillResult& result
     record.outcome = is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone;
     trace::SpanText(record.note) << trace::last_line_of(result.message);
   });
-}
-
-int32_t Workers::take_slot(FillLoop& loop, const Deadline& deadline) noexcept {
-  const uint32_t holder = holder_of(loop);
-  int32_t slot = slots_->try_take(holder);
-  if (slot != Slots::kNone || deadline.leaves_no_time()) return slot;
-  const trace::Span span = begin_span(trace::SpanKind::kBlocked, loop.worker, nullptr);
-  const int64_t start = now_ns();
-  const bool is_consumers = queue_.has_ready();
-  const bool is_found = SpinBudget::poll(loop.short_wait.budget_ns(), [&] {
-    slot = slots_->try_take(holder);
-    return slot != Slots::kNone;
-  });
-  if (!is_found) slot = slots_->take(holder, deadline);
-  const int64_t waited = now_ns() - start;
-  trace::close(span, trace::key_of(this), trace::SpanOutcome::kDone);
-  loop.short_wait.note(waited);
-  shared().blocked_ns.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
-  if (is_consumers)
-    shared().blocked_by_consumer_ns.fetch_add(static_cast<uint64_t>(waited), std::memory_order_relaxed);
-  return slot;
 }
 
 tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
@@ -279,161 +286,9 @@ bool Workers::take_memory(int32_t slot, std::string& reason) noexcept {
   return false;
 }
 
-Workers::JobTake Workers::take_job(FillLoop& loop, const Deadline& deadline, Job& job) {
-  const int32_t worker = loop.worker;
-  while (true) {
-    // Before it is its turn, a worker takes neither a slot nor the mutex of prepare.
-    const TicketRing::TicketTake turn = queue_.await_turn(worker, deadline);
-    if (turn == TicketRing::TicketTake::kStopped) return JobTake::kOver;
-    if (turn == TicketRing::TicketTake::kNone) return JobTake::kNone;
-    job.slot = take_slot(loop, deadline);
-    if (job.slot == Slots::kOver) return JobTake::kOver;
-    if (job.slot == Slots::kNone) return JobTake::kNone;
-    std::string reason;
-    const bool has_memory = take_memory(job.slot, reason);
-    const bool prepares = generator_.prepare != nullptr;
-    if (prepares &&
-        !preparing_.lock_within(deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0))) {
-      slots_->give(job.slot);
-      return JobTake::kNone;
-    }
-    std::unique_lock<TimedMutex> preparing;
-    if (prepares) preparing = std::unique_lock(preparing_, std::adopt_lock);
-    const TicketRing::TicketTake taken = queue_.take(worker, job);
-    if (taken != TicketRing::TicketTake::kTicket) {
-      slots_->give(job.slot);
-      if (taken == TicketRing::TicketTake::kStopped) return JobTake::kOver;
-      // Another worker has taken the last one, or the epoch has ended.
-      if (!deadline.leaves_no_time()) continue;
-      return JobTake::kNone;
-    }
-    job.seed = batch_seed(options_.seed, job.epoch, job.index);
-    job.epoch_seed = epoch_seed(options_.seed, job.epoch);
-    job.retries = 0;
-    job.restore_nbytes = 0;
-    // Fills behind the last delivered batch are undone.
-    if (has_state() && !queue_.start_state(job, worker, known_[static_cast<size_t>(worker)])) {
-      queue_.skip(job);
-      if (!deadline.leaves_no_time()) continue;
-      return JobTake::kNone;
-    }
-    slots_->begin_span(job.slot, number_, job.epoch, job.index);
-    if (!has_memory && !take_memory(job.slot, reason)) {  // there may be some by now
-      TicketFailure failure;
-      failure.code = TENON_ERR_NO_MEMORY;
-      failure.was_begun = false;
-      failure.set_message(reason.c_str());
-      queue_.fail(job, loop.number, failure);
-      if (!is_inline() && deadline.leaves_no_time()) return JobTake::kNone;
-      continue;
-    }
-    reset_slot(layout_, *schema_, slots_->data(job.slot));
-    if (generator_.prepare == nullptr || prepare(loop, job)) return JobTake::kJob;
-    // Each batch may be skipped. A consumer that fills looks itself.
-    if (!is_inline() && deadline.leaves_no_time()) return JobTake::kNone;
-  }
-}
-
-bool Workers::is_failure(const FillResult& result) const noexcept {
-  return result.code != 0 && result.code != TENON_NO_BATCH && result.code != TENON_END_OF_EPOCH;
-}
-
-// Notes the state after a fill. True: the batch is to be filled again.
-bool Workers::is_retried(const FillLoop& loop, Job& job, const FillResult& result) {
-  const bool is_again = is_failure(result) && options_.on_error == TENON_ON_ERROR_RETRY &&
-                        job.retries < options_.retries && !queue_.is_past(job);
-  if (has_state()) note_state(loop.worker, job, result, is_again);
-  return is_again;
-}
-
-void Workers::retry(Job& job) noexcept {
-  shared().retried.fetch_add(1, std::memory_order_relaxed);
-  put_back(job);
-  ++job.retries;
-}
-
-// Gives the slot the content from before the fill.
-void Workers::put_back(const Job& job) noexcept {
-  std::byte* const slot = slots_->data(job.slot);
-  reset_slot(layout_, *schema_, slot);
-  if (job.attachment.empty()) return;
-  std::memcpy(layout_.attachment(slot), job.attachment.data(), job.attachment.size());
-  layout_.attached(slot) = job.attachment.size();
-}
-
-void Workers::note_unwritten(FillResult& result) noexcept {
-  if (result.code != TENON_UNWRITTEN) return;
-  result.code = 0;
-  const bool is_first = shared().unwritten.fetch_add(1, std::memory_order_relaxed) == 0;
-  std::string text = std::exchange(result.message, {});
-  if (is_first && !text.empty()) reports_.add(std::move(text));
-}
-
-void Workers::check_shapes(const Job& job, FillResult& result) const {
-  if (result.code != 0) return;
-  std::byte* const slot = slots_->data(job.slot);
-  const SchemaField* const wrong = find_wrong_shape(layout_, *schema_, slot);
-  if (wrong != nullptr) {
-    result.code = -1;
-    result.message =
-        concat("it left field '", wrong->name, "' in a shape that does not fit into ",
-               shape_text(wrong->shape), ", or with another number of rows than the first field");
-  } else if (layout_.attached(slot) > layout_.attachment_nbytes) {
-    result.code = -1;
-    result.message = concat("it attached ", layout_.attached(slot), " bytes where there is room for ",
-                            layout_.attachment_nbytes);
-  }
-}
-
-// Skips a batch that failed, and reports some. False: it is not to be skipped.
-bool Workers::skip(const Job& job, const FillResult& result) noexcept {
-  if (options_.on_error != TENON_ON_ERROR_SKIP || !skips_.note_failure()) return false;
-  queue_.skip(job, result.notes);
-  const uint64_t count = skips_.note_skip();
-  if (count == 0) return true;
-  try {
-    const std::string_view last = trace::last_line_of(result.message);
-    reports_.add(concat("generator '", name_, "' has failed at ", count,
-                        " batches, which were skipped; the last one was ", ticket_text(job), ": ",
-                        last.empty() ? failed_text(result.code, "") : last));
-  } catch (const std::exception&) {  // no memory for the text
-  }
-  return true;
-}
-
-// was_begun: else it has not come to a fill.
-void Workers::settle(const FillLoop& loop, const Job& job, const FillResult& result,
-                     bool was_begun) noexcept {
-  FillTimes& times = times_of(loop.worker);
-  if (was_begun && is_failure(result)) times.note_failure();
-  if (result.code == 0) {
-    skips_.note_batch();
-    times.note(result.fill_ns);
-    slots_->mark(job.slot, trace::kReady);
-    queue_.publish(job, result.notes);
-  } else if (result.code == TENON_END_OF_EPOCH) {
-    queue_.finish(job, result.notes);
-  } else if (result.code == TENON_NO_BATCH) {
-    queue_.skip(job, result.notes);
-  } else if (!skip(job, result)) {
-    TicketFailure failure;
-    failure.kind = result.kind;
-    failure.code = result.code;
-    failure.worker = was_begun ? loop.worker : -1;
-    failure.pid = result.pid;
-    failure.exit_signal = result.exit_signal;
-    failure.exit_code = result.exit_code;
-    const bool is_limit = options_.on_error == TENON_ON_ERROR_SKIP;
-    failure.set_message((is_limit ? Skips::limit_text() : "").append(result.message).c_str());
-    queue_.fail(job, loop.number, failure, result.notes);
-  }
-}
-
-void Workers::check_fill(const Job& job, FillResult& result) {
-  note_unwritten(result);
-  check_shapes(job, result);
-  if (result.kind == TENON_FAILED)
-    read_report(job, result);  // a process that has ended may have begun to write
+void Workers::settle(FillLoop& loop, const Job& job, const FillResult& result, bool was_begun) noexcept {
+  if (result.code == 0) slots_->mark(job.slot, trace::kReady);
+  loop.filling->settle(job, result, was_begun);
 }
 
 void Workers::fill_here(FillLoop& loop, FillResult& result) {
@@ -442,17 +297,17 @@ void Workers::fill_here(FillLoop& loop, FillResult& result) {
     result.code = -1;
     result.message = concat("the thread of worker ", loop.worker, " has ended: make the feed anew");
     loop.has_ended = false;
-    return read_report(job, result);
+    return loop.filling->read_notes(job, result);
   }
   if (std::exchange(loop.has_ended, false)) {
     result.code = -1;
     result.message = kEndedThread;
-    return read_report(job, result);
+    return loop.filling->read_notes(job, result);
   }
   const tenon_fill_request request = fill_request(job, loop);
   char message[kMessageSize];
   message[0] = '\0';
-  const trace::Span span = begin_span(trace::SpanKind::kFill, loop.worker, &job);
+  const trace::Span span = begin_span(trace::SpanKind::kFill, trace::key_of(this), loop.worker, &job);
   const int64_t start = now_ns();
   result.code = call_checked(
       message, sizeof message,
@@ -464,46 +319,9 @@ void Workers::fill_here(FillLoop& loop, FillResult& result) {
       });
   result.fill_ns = static_cast<uint64_t>(now_ns() - start);
   if (result.code != 0) result.message = message;
-  check_fill(job, result);
+  loop.filling->check_fill(job, result);
   trace::close(span, trace::key_of(this),
                is_failure(result) ? trace::SpanOutcome::kFailed : trace::SpanOutcome::kDone, result.message);
-}
-
-void Workers::put_state(int32_t worker, Job& job) noexcept {
-  KnownState& known = known_[static_cast<size_t>(worker)];
-  if (!std::exchange(known.is_lost, false)) return;
-  job.flags |= known.number != 0 ? TENON_RESTORE_STATE : TENON_RESTORE_START;
-  job.restore_nbytes = known.bytes.size();
-  if (!known.bytes.empty())
-    std::memcpy(layout_.state(slots_->data(job.slot)), known.bytes.data(), known.bytes.size());
-}
-
-void Workers::read_report(const Job& job, FillResult& result) const {
-  std::byte* const slot = slots_->data(job.slot);
-  if (result.code == 0 && (layout_.notes(slot) & TENON_IGNORED_INDEX) != 0) result.notes |= kIgnoredIndex;
-  if (!has_state()) return;
-  const uint64_t nbytes = layout_.stated(slot);
-  if (nbytes <= layout_.state_nbytes) {
-    result.notes |= kHasState;
-  } else if (result.code == 0) {
-    result.code = -1;
-    result.message =
-        nbytes == SlotLayout::kNoState
-            ? "it left no state"
-            : concat("its state has ", nbytes, " bytes, and state_nbytes is ", layout_.state_nbytes);
-  }
-}
-
-void Workers::note_state(int32_t worker, const Job& job, const FillResult& result, bool is_again) {
-  KnownState& known = known_[static_cast<size_t>(worker)];
-  if (!is_again && (result.notes & kHasState) != 0) {
-    std::byte* const slot = slots_->data(job.slot);
-    const std::byte* const state = layout_.state(slot);
-    known.bytes.assign(state, state + std::min(layout_.stated(slot), layout_.state_nbytes));
-    known.number = job.number;
-  } else if (is_again || result.code != TENON_END_OF_EPOCH || job.is_restored()) {
-    known.is_lost = true;  // the worker's end of the ring can say an end alone
-  }
 }
 
 Workers::JobTake Workers::begin(FillLoop& loop, const Deadline& deadline) {
@@ -512,11 +330,11 @@ Workers::JobTake Workers::begin(FillLoop& loop, const Deadline& deadline) {
   if (loop.has_job()) {                      // again, or it was another loop's
     if (is_dismissed()) return JobTake::kOver;
   } else {
-    const JobTake taken = take_job(loop, deadline, job);
+    const JobTake taken = loop.filling->take_job(deadline, job);
     if (taken != JobTake::kJob) return taken;
     ++loop.begun;
   }
-  if (has_state()) put_state(loop.worker, job);
+  loop.filling->put_state(job);
   // pairs with: Workers::abandon, "what a loop is busy with"
   if (options_.fill_timeout_ns > 0 || loop.started != Started::kNo)
     loop.since_ns().store(FillLoop::in_fill(now_ns()), std::memory_order_release);
@@ -530,8 +348,8 @@ bool Workers::end(FillLoop& loop, const FillResult& result) {
     return false;
   }
   Job& job = loop.job();
-  if (is_retried(loop, job, result)) {
-    retry(job);
+  if (loop.filling->is_retried(job, result)) {
+    loop.filling->retry(job);
     return true;
   }
   ++loop.settled;

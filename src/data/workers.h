@@ -19,7 +19,6 @@
 #include "data/fill_loop.h"
 #include "data/fill_times.h"
 #include "data/reports.h"
-#include "data/skips.h"
 #include "data/slots.h"
 #include "data/ticket_ring.h"
 #include "data/worker_processes.h"
@@ -78,7 +77,7 @@ class Workers {
   static Ref<Workers> find(uint32_t number) noexcept;
   // Null: its thread has joined, or none is to join.
   FillLoop* join(int32_t loop) noexcept;
-  enum class JobTake { kJob, kNone, kOver };
+  using JobTake = Filling::JobTake;
   // The next fill of the loop. kNone: there was none in this time. kOver: the thread has left.
   JobTake next_fill(FillLoop& loop, const Deadline& deadline, tenon_fill_request& request) noexcept;
   // Takes memory for the first bytes of a sparse slot, that of the fill. Fails with kValue, kNoMemory.
@@ -147,9 +146,6 @@ class Workers {
   void fill_batches(FillLoop& loop);
   [[noreturn, gnu::cold]] void go_on_elsewhere(FillLoop& loop) noexcept;
   void go_on(FillLoop& loop, Ref<Workers> self) noexcept;
-  void put_state(int32_t worker, Job& job) noexcept;
-  void read_report(const Job& job, FillResult& result) const;
-  void note_state(int32_t worker, const Job& job, const FillResult& result, bool is_again);
 
   // With a worker process: process_loop.cc.
   void ask_process(FillLoop& loop);
@@ -181,26 +177,17 @@ class Workers {
 
   FillTimes& times_of(int32_t worker) const noexcept { return slots_->control().loop(worker).times; }
   FeedShared& shared() const noexcept { return slots_->control().shared(); }
+  void settle(FillLoop& loop, const Job& job, const FillResult& result, bool was_begun = true) noexcept;
+  Filling::Hooks hooks_of(FillLoop& loop) noexcept;
   static uint32_t holder_of(const FillLoop& loop) noexcept {
     return Slots::kFirstLoop + static_cast<uint32_t>(loop.number);
   }
-  int32_t take_slot(FillLoop& loop, const Deadline& deadline) noexcept;
-  trace::Span begin_span(trace::SpanKind kind, int32_t worker, const Job* job) const noexcept;
+  trace::Span begin_span(trace::SpanKind kind, uint64_t key, int32_t worker, const Job* job) const noexcept;
   void note_fill(int32_t worker, const Job& job, const FillResult& result) const noexcept;
-  JobTake take_job(FillLoop& loop, const Deadline& deadline, Job& job);
   bool take_memory(int32_t slot, std::string& reason) noexcept;
   bool prepare(FillLoop& loop, Job& job);
   tenon_fill_request fill_request(const Job& job, FillLoop& loop);
-  void put_back(const Job& job) noexcept;
   void fill_here(FillLoop& loop, FillResult& result);
-  bool is_retried(const FillLoop& loop, Job& job, const FillResult& result);
-  void retry(Job& job) noexcept;
-  bool is_failure(const FillResult& result) const noexcept;
-  void note_unwritten(FillResult& result) noexcept;
-  void check_shapes(const Job& job, FillResult& result) const;
-  bool skip(const Job& job, const FillResult& result) noexcept;
-  void settle(const FillLoop& loop, const Job& job, const FillResult& result, bool was_begun = true) noexcept;
-  void check_fill(const Job& job, FillResult& result);
   bool note_left() noexcept;
   void leave() noexcept;
   void leave_started() noexcept;
@@ -227,14 +214,12 @@ class Workers {
   std::mutex ending_;                   // of processes_
   Workers* next_ = nullptr;             // of those that threads may join; guarded by a lock of all
   std::atomic<uint64_t> abandoned_{0};  // shared: a plain counter
-  std::vector<KnownState> known_;       // by worker
   std::vector<FillLoop> loops_;
 
   TimedMutex inline_;             // held by the consumer that fills
   bool has_left_inline_ = false;  // guarded by inline_
 
   Reports reports_;
-  Skips skips_;
 
   TimedMutex preparing_;  // held from a ticket to the end of what prepares it: they come in order
 
