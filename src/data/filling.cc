@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -56,30 +57,39 @@ Filling::JobTake Filling::take_job(const Deadline& deadline, Job& job) {
     const Tickets::TicketTake turn = tickets_.await_turn(worker_, deadline);
     if (turn == Tickets::TicketTake::kStopped) return JobTake::kOver;
     if (turn == Tickets::TicketTake::kNone) return JobTake::kNone;
-    job.slot = take_slot(deadline);
-    if (job.slot == FreeSlots::kOver) return JobTake::kOver;
-    if (job.slot == FreeSlots::kNone) return JobTake::kNone;
-    std::string reason;
-    const bool has_memory = hooks_.take_memory(hooks_.self, job.slot, reason);
     const bool prepares = hooks_.prepare != nullptr;
-    if (prepares &&
-        !hooks_.preparing->lock_within(deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0))) {
-      slots_.give(job.slot);
-      return JobTake::kNone;
-    }
+    const bool is_asked = tickets_.take_asked(worker_, job);
     std::unique_lock<TimedMutex> preparing;
-    if (prepares) preparing = std::unique_lock(*hooks_.preparing, std::adopt_lock);
-    const Tickets::TicketTake taken = tickets_.take(worker_, job);
-    if (taken != Tickets::TicketTake::kTicket) {
-      slots_.give(job.slot);
-      if (taken == Tickets::TicketTake::kStopped) return JobTake::kOver;
-      // Another worker has taken the last one, or the epoch has ended.
-      if (!deadline.leaves_no_time()) continue;
-      return JobTake::kNone;
+    std::string reason;
+    bool has_memory = false;
+    if (!is_asked) {
+      // What another one has taken is not waited for with a slot that no one else may take.
+      if (head().has(kPrepares)) {
+        if (!deadline.leaves_no_time()) continue;
+        return JobTake::kNone;
+      }
+      job.slot = take_slot(deadline);
+      if (job.slot == FreeSlots::kOver) return JobTake::kOver;
+      if (job.slot == FreeSlots::kNone) return JobTake::kNone;
+      has_memory = hooks_.take_memory(hooks_.self, job.slot, reason);
+      const int64_t left_ns = deadline.is_never() ? -1 : std::max<int64_t>(deadline.left_ns(), 0);
+      if (prepares && !hooks_.preparing->lock_within(left_ns)) {
+        slots_.give(job.slot);
+        return JobTake::kNone;
+      }
+      if (prepares) preparing = std::unique_lock(*hooks_.preparing, std::adopt_lock);
+      const Tickets::TicketTake taken = tickets_.take(worker_, job);
+      if (taken != Tickets::TicketTake::kTicket) {
+        slots_.give(job.slot);
+        if (taken == Tickets::TicketTake::kStopped) return JobTake::kOver;
+        // Another worker has taken the last one, or the epoch has ended.
+        if (!deadline.leaves_no_time()) continue;
+        return JobTake::kNone;
+      }
     }
+    job.retries = look(control_.record(static_cast<uint32_t>(job.slot)).attempt);
     job.seed = batch_seed(head().seed, job.epoch, job.index);
     job.epoch_seed = epoch_seed(head().seed, job.epoch);
-    job.retries = 0;
     job.restore_nbytes = 0;
     // A consumer that runs the loop looks itself.
     const bool may_go_on = hooks_.is_inline || !deadline.leaves_no_time();
@@ -93,12 +103,13 @@ Filling::JobTake Filling::take_job(const Deadline& deadline, Job& job) {
     if (!has_memory && !hooks_.take_memory(hooks_.self, job.slot, reason)) {  // there may be some by now
       TicketFailure failure;
       failure.code = TENON_ERR_NO_MEMORY;
-      failure.was_begun = false;
+      failure.was_begun = 0;
       failure.set_message(reason.c_str());
       tickets_.fail(job, loop_, failure);
       if (may_go_on) continue;
       return JobTake::kNone;
     }
+    if (is_asked) return JobTake::kJob;  // the slot is as it was written before
     reset_slot(head().layout, *schema_, data(job.slot));
     if (!prepares || hooks_.prepare(hooks_.self, job)) return JobTake::kJob;
     if (!may_go_on) return JobTake::kNone;  // each batch may be skipped
@@ -194,10 +205,8 @@ bool Filling::is_retried(const Job& job, const FillResult& result) {
 
 void Filling::note_state(const Job& job, const FillResult& result, bool is_again) {
   if (!is_again && (result.notes & kHasState) != 0) {
-    const SlotLayout& layout = head().layout;
-    std::byte* const slot = data(job.slot);
-    const std::byte* const state = layout.state(slot);
-    known_.bytes.assign(state, state + std::min(layout.stated(slot), layout.state_nbytes));
+    const std::span<const std::byte> state = head().layout.state_in(data(job.slot));
+    known_.bytes.assign(state.begin(), state.end());
     known_.number = job.number;
   } else if (is_again || result.code != TENON_END_OF_EPOCH || job.is_restored()) {
     known_.is_lost = true;  // the worker's end of the ring can say an end alone

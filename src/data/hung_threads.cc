@@ -110,7 +110,7 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
   if (!loop.has_job() && !is_any_in_time && options_.on_error == TENON_ON_ERROR_RAISE) {
     // The batch that no worker has begun would have been one of this thread. Before another one begins it.
     TicketFailure failure = hung(loop.worker, "its thread has not asked for a batch, and is left behind");
-    failure.was_begun = false;
+    failure.was_begun = 0;
     (void)queue_.fail_wanted(failure);
   }
   abandoned_.fetch_add(1, std::memory_order_relaxed);
@@ -184,7 +184,7 @@ bool Workers::give_up_stuck(bool is_any_at_work) {
   if (queue_.give_up(options_.fill_timeout_ns, options_.on_error == TENON_ON_ERROR_SKIP, failure))
     return true;
   if (is_any_at_work) return false;
-  failure.was_begun = false;
+  failure.was_begun = 0;
   return queue_.fail_wanted(failure);
 }
 

@@ -19,7 +19,10 @@ class Skips {
   Skips(std::atomic<uint64_t>& in_a_row, std::atomic<uint64_t>& count) noexcept
       : in_a_row_(in_a_row), count_(count) {}
 
-  void note_batch() noexcept { in_a_row_.store(0, std::memory_order_relaxed); }
+  // Stores nothing mostly: its line of the cache is one that all workers read.
+  void note_batch() noexcept {
+    if (in_a_row_.load(std::memory_order_relaxed) != 0) in_a_row_.store(0, std::memory_order_relaxed);
+  }
 
   // A batch has failed. False: too many in a row have, and it is not to be skipped.
   bool note_failure() noexcept {

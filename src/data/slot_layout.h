@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "base/os.h"
 #include "ipc/schema.h"
@@ -47,6 +48,11 @@ struct SlotLayout {
   uint64_t& notes(std::byte* slot) const noexcept { return *reinterpret_cast<uint64_t*>(slot + notes_at); }
   uint64_t& stated(std::byte* slot) const noexcept { return *reinterpret_cast<uint64_t*>(slot + stated_at); }
   std::byte* state(std::byte* slot) const noexcept { return slot + state_at; }
+  // What was stated. Another process may write the number meanwhile, so it is read once.
+  std::span<const std::byte> state_in(std::byte* slot) const noexcept {
+    const uint64_t nbytes = std::atomic_ref(stated(slot)).load(std::memory_order_relaxed);
+    return {state(slot), std::min(nbytes, state_nbytes)};
+  }
   uint64_t& attached(std::byte* slot) const noexcept {
     return *reinterpret_cast<uint64_t*>(slot + attached_at);
   }

@@ -96,7 +96,7 @@ Slots::Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schem
     drop_memory();
     throw;
   }
-  count_ = plan.count;
+  count_ = made_ = plan.count;
 }
 
 // In memory of this process.
@@ -156,9 +156,9 @@ void Slots::pin() {
   const std::scoped_lock lock(growing_);
   if (plan_.is_sparse)
     throw_error(Code::kValue, "sparse slots cannot be pinned: that would take memory for all of them");
-  const size_t nbytes = static_cast<size_t>(made()) * plan_.slot_nbytes;
-  for (int32_t slot = 0; slot < made(); ++slot) take_memory(slot);  // else the driver would, without a check
-  pins_.reserve(static_cast<size_t>(most() - made()) + 1);
+  const size_t nbytes = static_cast<size_t>(made_) * plan_.slot_nbytes;
+  for (int32_t slot = 0; slot < made_; ++slot) take_memory(slot);  // else the driver would, without a check
+  pins_.reserve(static_cast<size_t>(most() - made_) + 1);
   pins_.push_back(std::make_unique<device::Registration>(data(0), nbytes, false));
 }
 
@@ -209,7 +209,7 @@ void Slots::commit(int32_t slot, uint64_t at, uint64_t nbytes) {
 
 // Requires growing_.
 int32_t Slots::make_slot() {
-  const int32_t slot = made();
+  const int32_t slot = made_;
   if (takes_memory()) {
     populate_slot(slot);
     Link& link = links_[static_cast<size_t>(slot)];
@@ -224,8 +224,7 @@ int32_t Slots::make_slot() {
     }
   }
   announce(control().shared().made,
-           static_cast<uint32_t>(
-               slot + 1));  // before its word: a look that ends at the number before it is repeated
+           static_cast<uint32_t>(++made_));  // before its word: a look that ends before it is repeated
   return slot;
 }
 
@@ -245,7 +244,7 @@ int32_t Slots::take_spare() {
     spares_.pop_back();
     return slot;
   }
-  return made() - count() < plan_.spares ? make_slot() : kNone;
+  return made_ - count() < plan_.spares ? make_slot() : kNone;
 }
 
 void Slots::give_spare(int32_t slot) noexcept {

@@ -156,6 +156,7 @@ class Slots : public FreeSlots {
 
   std::mutex growing_;
   // Guarded by growing_.
+  int32_t made_ = 0;  // the truth of the number that other processes read, and might write
   std::vector<int32_t> spares_;
   std::vector<std::unique_ptr<device::Registration>> pins_;  // empty: not pinned
 

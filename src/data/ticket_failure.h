@@ -17,7 +17,7 @@ struct TicketFailure {
   int64_t pid = 0;
   int32_t exit_signal = 0;
   int32_t exit_code = -1;
-  bool was_begun = true;
+  int32_t was_begun = 1;  // no bool: it lies in memory that other processes write
   char message[kMessageSize] = "";
 
   void set_message(const char* text) noexcept {

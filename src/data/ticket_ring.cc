@@ -99,11 +99,10 @@ void TicketRing::pass_front() noexcept {
 void TicketRing::read_notes(uint32_t slot) noexcept {
   const uint32_t notes = look(record(slot).notes);
   ignored_index_ = ignored_index_ || (notes & kIgnoredIndex) != 0;
-  if ((notes & kHasState) == 0) return;
-  std::byte* const data = slots_->data(static_cast<int32_t>(slot));
-  const std::byte* const bytes = layout_.state(data);
+  if ((notes & kHasState) == 0 || states_.empty()) return;
+  const std::span<const std::byte> bytes = layout_.state_in(slots_->data(static_cast<int32_t>(slot)));
   LastState& last = states_[worker_of(round_, place_of(next_))];
-  last.bytes.assign(bytes, bytes + std::min(layout_.stated(data), layout_.state_nbytes));
+  last.bytes.assign(bytes.begin(), bytes.end());
   last.number = next_;
   last.shared = {};
 }
@@ -294,7 +293,7 @@ bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t hol
   if (is_awaited) {
     Ticket moved = ticket;
     moved.slot = again.slot;
-    write_record(moved);
+    write_record(moved, holder);
     table_.hold(holder, to, ticket.number);
   }
   const bool has_left = table_.leave(from, ticket.number);
@@ -355,6 +354,9 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
       if (SlotWord::holder(word) != dead || SlotWord::kind(word) == SlotWord::kAsked) break;
       if (SlotWord::kind(word) == SlotWord::kHeld && number != 0 && counts) {
         had_ticket = true;
+        // What it has written of a failure is of no settled ticket.
+        LoopRecord& own = control_.loop(loop);
+        if (impl::look(own.failed_number) == number) impl::publish(own.failed_number, uint64_t{0});
         settle_dead(read_record(slot));
         break;
       }
@@ -364,6 +366,7 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
     }
   }
   LoopRecord& record = control_.loop(loop);
+  impl::publish(record.answered, impl::look(record.asked));
   impl::publish(record.number, uint64_t{0});
   impl::publish(record.is_asleep, 0U);
   impl::publish(record.end, uint32_t{LoopRecord::kNone});
@@ -388,9 +391,8 @@ void TicketRing::write_successor_start(uint64_t worker) noexcept {
     if (SlotWord::kind(word) != SlotWord::kReady || number < next_ || number <= newest) continue;
     const bool has_state = (impl::look(record(slot).notes) & kHasState) != 0;
     if (!has_state || worker_of(round_, place_of(number)) != worker) continue;
-    std::byte* const data = slots_->data(i);
     newest = number;
-    bytes = {layout_.state(data), std::min(layout_.stated(data), layout_.state_nbytes)};
+    bytes = layout_.state_in(slots_->data(i));
   }
   write_start(worker, newest != 0 ? newest : states_[worker].number, bytes);
 }

@@ -341,14 +341,14 @@ TEST(TicketRing, ASkipWhoseWorkerStopsAtAnyStoreIsPassed) {
     ASSERT_TRUE(table.settle(slot, skipped.number));
     if (stores >= 2) table.skip(skipped.number, slot);
     if (stores >= 3) {
-      ASSERT_TRUE(table.take(Slots::kNobody, slot, SlotWord::ready(skipped.number), 0));
+      ASSERT_TRUE(table.take(Slots::kFirstLoop, slot, SlotWord::ready(skipped.number), 0));
     }
     bench.publish(bench.take());
     ASSERT_EQ(bench.next(), NextBatch::kBatch) << stores;
     EXPECT_EQ(bench.item.ticket.index, 1u);
     EXPECT_EQ(bench.free_slots(), stores == 1 ? 1 : 0);
-    bench.ring.end();
-    EXPECT_EQ(bench.free_slots(), stores == 3 ? 0 : 1) << "which the worker would free";
+    EXPECT_FALSE(bench.ring.reclaim(0, [](const Ticket&) {}));
+    EXPECT_EQ(bench.free_slots(), 1) << "its worker has died";
   }
 }
 
@@ -514,6 +514,17 @@ TEST(TicketRing, WhatIsGivenUpEndsNoEpochWhenItComesLate) {
     ASSERT_EQ(bench.next(), NextBatch::kBatch);
     EXPECT_EQ(bench.item.ticket.index, 1u);
   }
+}
+
+TEST(TicketRing, WhatFailsAfterItWasGivenUpKeepsNoTextOfALaterFailure) {
+  Bench bench(2, -1);
+  bench.ring.begin();
+  const Ticket hung = bench.take();
+  ASSERT_TRUE(bench.ring.give_up(0, true, failure_of(1, "")));
+  bench.ring.fail(hung, 0, failure_of(1, "late"));
+  bench.ring.fail(bench.take(), 0, failure_of(2, "told"));
+  ASSERT_EQ(bench.next(), NextBatch::kFailure);
+  EXPECT_STREQ(bench.item.failure->message, "told");
 }
 
 TEST(TicketRing, WhatIsGivenUpFailsAtItsPlace) {

@@ -106,7 +106,7 @@ Ticket Tickets::ticket_at(const Round& round, uint64_t number) const noexcept {
           .flags = round.flags};
 }
 
-void Tickets::write_record(const Ticket& ticket) const noexcept {
+void Tickets::write_record(const Ticket& ticket, uint32_t holder) const noexcept {
   SlotRecord& to = record(static_cast<uint32_t>(ticket.slot));
   // pairs with: read_record, use_of, "a word that others look at"
   impl::publish(to.number, ticket.number);
@@ -118,6 +118,7 @@ void Tickets::write_record(const Ticket& ticket) const noexcept {
   impl::publish(to.since_ns, now_ns());
   impl::publish(to.outcome, Outcome::kNone);
   impl::publish(to.notes, 0U);
+  impl::publish(to.loop, static_cast<int32_t>(holder) - static_cast<int32_t>(FreeSlots::kFirstLoop));
   impl::publish(to.attempt, 0);
 }
 
@@ -131,17 +132,18 @@ Tickets::TicketTake Tickets::take(int32_t worker, Ticket& ticket) const noexcept
     const int32_t own_slot = ticket.slot;
     ticket = ticket_at(round, turn.number);
     ticket.slot = own_slot;
-    write_record(ticket);
+    const uint32_t holder = SlotWord::holder(table_.word(slot));
+    write_record(ticket, holder);
     if (table_.take_number(slot, turn)) break;
-    table_.hold(SlotWord::holder(table_.word(slot)), slot);  // before the record changes again
+    table_.hold(holder, slot);  // before the record changes again
   }
   if (round_robin_ != 0) shared().work.signal_all();
   return TicketTake::kTicket;
 }
 
 // The round is read after the word has changed. So a round whose base is not above the ticket is that of the
-// ticket: later rounds have larger numbers. If the round changes meanwhile, the ticket is past, because it was
-// given before.
+// ticket: later rounds have larger numbers. If the round changes meanwhile, the ticket is past, because it
+// was given before.
 bool Tickets::take_asked(int32_t worker, Ticket& ticket) const noexcept {
   uint64_t word = 0;
   while (true) {
@@ -157,6 +159,7 @@ bool Tickets::take_asked(int32_t worker, Ticket& ticket) const noexcept {
     if (is_current && (closed < round.base || closed >= number)) {
       ticket = ticket_at(round, number);
       ticket.slot = static_cast<int32_t>(slot);
+      impl::publish(record(slot).loop, worker);
       impl::publish(record(slot).since_ns, now_ns());
       if (control_.head().has(kPrepares)) shared().work.signal_all();  // one less is asked
       return true;
@@ -189,20 +192,21 @@ bool Tickets::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) cons
   const auto slot = static_cast<uint32_t>(ticket.slot);
   impl::publish(record(slot).notes, notes);
   impl::publish(record(slot).outcome, outcome);
+  const uint32_t holder = SlotWord::holder(table_.word(slot));
   if (!table_.settle(slot, ticket.number)) {
     free_slots_.give(ticket.slot);
     return false;
   }
   if (ticket.number < base()) {
-    (void)drop_settled(slot, SlotWord::ready(ticket.number));
+    (void)drop_settled(slot, SlotWord::ready(ticket.number), holder);
     return false;
   }
   return true;
 }
 
-// False: another thread has taken it.
-bool Tickets::drop_settled(uint32_t slot, uint64_t word) const noexcept {
-  if (!table_.take(FreeSlots::kNobody, slot, word, 0)) return false;
+// False: another thread has taken it. holder: of the caller, so that its death gives the slot back.
+bool Tickets::drop_settled(uint32_t slot, uint64_t word, uint32_t holder) const noexcept {
+  if (!table_.take(holder, slot, word, 0)) return false;
   free_slots_.give(static_cast<int32_t>(slot));
   return true;
 }
@@ -229,7 +233,11 @@ void Tickets::fail(const Ticket& ticket, int32_t loop, const TicketFailure& fail
     impl::publish(own.failed_number, ticket.number);
   }
   impl::publish(record(static_cast<uint32_t>(ticket.slot)).loop, loop);
-  if (!settle(ticket, Outcome::kFailure, notes)) return;
+  if (!settle(ticket, Outcome::kFailure, notes)) {
+    // The round may go on, and the loop may fail another ticket of it.
+    if (look(own.failed_number) == ticket.number) impl::publish(own.failed_number, uint64_t{0});
+    return;
+  }
   raise_closed(ticket.number);
   shared().settled.signal_all();
 }
@@ -238,10 +246,11 @@ void Tickets::fail(const Ticket& ticket, int32_t loop, const TicketFailure& fail
 // stops, the consumer can pass the ticket.
 void Tickets::skip(const Ticket& ticket, uint32_t notes) const noexcept {
   const auto slot = static_cast<uint32_t>(ticket.slot);
+  const uint32_t holder = SlotWord::holder(table_.word(slot));
   if (!settle(ticket, Outcome::kSkip, notes)) return;
   if ((notes & kHasState) == 0) {
     table_.skip(ticket.number, slot);
-    (void)drop_settled(slot, SlotWord::ready(ticket.number));
+    (void)drop_settled(slot, SlotWord::ready(ticket.number), holder);
   }
   shared().skipped.fetch_add(1, std::memory_order_relaxed);
   shared().settled.signal_all();

@@ -47,8 +47,8 @@ class Tickets {
   enum class TicketTake { kTicket, kNone, kStopped };
   // In place of a worker: the caller prepares batches, for all of them.
   static constexpr int32_t kPreparer = -1;
-  // Whether there is a ticket for this worker, new or asked of it; waits until there is. kNone: there was none
-  // in this time. kStopped: the feed is closed.
+  // Whether there is a ticket for this worker, new or asked of it; waits until there is. kNone: there was
+  // none in this time. kStopped: the feed is closed.
   TicketTake await_turn(int32_t worker, const Deadline& deadline) const noexcept;
   // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
   TicketTake take(int32_t worker, Ticket& ticket) const noexcept;
@@ -88,10 +88,10 @@ class Tickets {
     return round_robin_ == 0 ? 0 : (place - round.begin + round.first_worker) % round_robin_;
   }
   Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
-  void write_record(const Ticket& ticket) const noexcept;
+  void write_record(const Ticket& ticket, uint32_t holder) const noexcept;
   void raise_closed(uint64_t number) const noexcept;
   int32_t count_ready() const noexcept;
-  bool drop_settled(uint32_t slot, uint64_t word) const noexcept;
+  bool drop_settled(uint32_t slot, uint64_t word, uint32_t holder = FreeSlots::kNobody) const noexcept;
   void drop_past(uint32_t slot, uint64_t word) const noexcept;
 
   // Constant after construction.
