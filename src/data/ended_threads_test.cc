@@ -11,11 +11,11 @@
 
 #include "base/error.h"
 #include "data/feed.h"
+#include "data/feed_testing.h"
 
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kWatchdogNs = 600'000'000'000;
 constexpr uint64_t kBatches = 20;
 
 // Lies in memory that the worker processes see, too.
@@ -79,16 +79,6 @@ void expect_batches(Feed& feed, uint64_t epoch, uint64_t begin, uint64_t end) {
     ASSERT_TRUE(batch) << i;
     ASSERT_EQ(*reinterpret_cast<const uint64_t*>(batch->array(0)->data()), epoch << 32 | i);
   }
-}
-
-std::string failure_of(Feed& feed) {
-  Ref<Batch> batch;
-  try {
-    (void)feed.next(kWatchdogNs, batch);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return batch ? concat("batch ", batch->ticket().index) : "the end";
 }
 
 void expect_end(const std::string& text) {

@@ -23,8 +23,10 @@
 #include <tuple>
 #include <vector>
 
+#include "base/comes_true_testing.h"
 #include "base/error.h"
 #include "data/feed.h"
+#include "data/feed_testing.h"
 #include "data/pages_testing.h"
 #include "data/seed.h"
 #include "data/worker.h"
@@ -41,7 +43,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint64_t kSeed = 42, kNever = UINT64_MAX;
-constexpr int64_t kWatchdogNs = 600'000'000'000;
 constexpr int64_t kFillNs = 2'000'000'000;  // for a batch of 1 KiB, also on a loaded machine
 const std::vector<int64_t> kWords{16, 8}, kLabels{16};
 
@@ -57,14 +58,6 @@ constexpr int64_t kLargeNbytes = 3 * kMapPart + 5;
 Ref<Schema> large_schema() {
   const tenon_field field{"bytes", DType(TENON_UINT, 8), 1, &kLargeNbytes};
   return Schema::make({&field, 1});
-}
-
-// False: not within ten seconds.
-template <class Condition>
-bool comes_true(Condition is_true) {
-  const auto end = std::chrono::steady_clock::now() + 10s;
-  while (!is_true() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-  return is_true();
 }
 
 enum class What {
@@ -197,17 +190,6 @@ int count_children() {
   }
   closedir(folder);
   return n;
-}
-
-std::string failure_of(Feed& feed) {
-  Ref<Batch> batch;
-  try {
-    (void)feed.next(kWatchdogNs, batch);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kOp);
-    return e.what();
-  }
-  return batch ? concat("batch ", batch->ticket().index) : "the end";
 }
 
 class Processes : public testing::Test {

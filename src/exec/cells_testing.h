@@ -13,13 +13,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/comes_true_testing.h"
 #include "base/repeats_testing.h"
 #include "exec/engine.h"
 
 namespace tenon::impl {
-
-// A timeout for waits that would hang if a law is broken. It is not a limit on speed.
-constexpr int64_t kWatchdogNs = 600'000'000'000;
 
 // Memory of eight bytes with a queue of its own.
 struct Cell {

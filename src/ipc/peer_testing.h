@@ -23,14 +23,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/comes_true_testing.h"
 #include "base/error.h"
 #include "tenon/share.hpp"  // last: inside, some of its names are others
 
 namespace tenon::impl {
 
 namespace api = tenon::api0;  // as users see it
-
-constexpr std::chrono::seconds kPatience{600};  // a watchdog: what takes so long hangs
 
 inline std::string new_name() {
   static int n = 0;
@@ -67,16 +66,6 @@ inline std::vector<std::byte> bytes_of(const std::string& hex) {
   for (size_t i = 0; i + 1 < hex.size(); i += 2)
     bytes.push_back(std::byte(std::stoul(hex.substr(i, 2), nullptr, 16)));
   return bytes;
-}
-
-template <class IsSo>
-bool comes_true(IsSo&& is_so) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!is_so()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));  // is_so may wait for the same locks
-  }
-  return true;
 }
 
 // Lines over a pair of files.
