@@ -31,6 +31,8 @@
 // variant: NOTED_ONCE refuted assertion
 // SKIP_NOTED leaves the slot of a skipped item for the server, which passes the item by its entry.
 // variant: SKIP_NOTED refuted deadlock
+// ROOM_PASSED gives the entry of an item that was received to a later one, before its state is noted.
+// variant: ROOM_PASSED refuted assertion
 // LEFT_KEPT has the reaper not look at slots that were left for the server.
 // variant: LEFT_KEPT refuted assertion
 // NOTE_UNTOLD does not wake the server when an item was received.
@@ -54,19 +56,19 @@
 #define BROADCAST
 #endif
 #if defined(SKIP_NOTED) || defined(LEFT_KEPT) || defined(FREE_UNNOTED) || defined(NOTED_ONCE) || \
-    defined(NOTE_UNTOLD)
+    defined(NOTE_UNTOLD) || defined(ROOM_PASSED)
 #define STATES
 #endif
 #ifdef NO_HELP
 #define STOPPED
 #endif
 
-#ifdef STATES
+#if defined(STATES) && !defined(ROOM_PASSED)
 #define SLOTS 1
 #else
 #define SLOTS 2
 #endif
-#define RING 4
+#define RING 2
 #define SKIP 2               // the item that may be skipped
 #ifdef BROADCAST_STATES
 #define ITEMS 2
@@ -135,6 +137,12 @@ bool is_done[3];
 #define PLACE cursor[p]
 #else
 #define PLACE passed
+#endif
+// An entry is needed until its item was received, and its state noted
+#ifdef ROOM_PASSED
+#define ROOM passed
+#else
+#define ROOM LEAST(passed, NOTED)
 #endif
 #define CURSOR(c) ((joined[c] && alive[c]) -> cursor[c] : 200)
 #define FLOOR LEAST(LEAST(passed, NOTED), LEAST(CURSOR(0), CURSOR(1)))
@@ -322,6 +330,10 @@ proctype worker() {
   :: else ->
 lends:
      woken[WORKER] = false;
+     if
+     :: given + 1 > ROOM + RING -> goto end_room
+     :: else
+     fi;
 #ifndef BROADCAST
      atomic {
        s = (word[0] == FREE -> 0 : (SLOTS == 2 && word[SLOTS - 1] == FREE -> 1 : SLOTS));
@@ -426,7 +438,8 @@ proctype server() {
      :: atomic { n <= passed -> e = entry[n % RING] };
         if
         :: SLOT(e) == 3 -> atomic { noted = n; WAKE_WORKER }
-        :: else ->
+        :: SLOT(e) != 3 ->
+           assert(OF(e) == n);
            d = data[SLOT(e)];
            if
            :: d == n || d == SKIPPED + n ->
