@@ -11,10 +11,12 @@
 //
 // Law: no round begins while a living consumer is in the one before. Each consumer takes part in each
 // round after its first; one that has joined before the first round takes part in that. A number is
-// received once (QUEUE), or by each consumer that is in the round, in order (BROADCAST). No process sleeps
-// that could continue.
+// received once (QUEUE), or by each consumer that is in the round, in order (BROADCAST). If the server
+// closes within a round (CLOSES, in a broadcast), all that are in it have received the same. No process
+// sleeps that could continue.
 // variant: QUEUE holds
 // variant: BROADCAST holds
+// variant: CLOSES holds
 //
 // JOIN_LATE reads the round, and begins to receive, before it announces itself.
 // variant: JOIN_LATE refuted assertion
@@ -29,12 +31,22 @@
 // variant: ABORT_QUIET refuted deadlock
 // FORGET_NONE wakes nobody when a record is cleared.
 // variant: FORGET_NONE refuted deadlock
+// CLOSE_ONCE does not look which items consumers receive after it has said from which number on none is sent.
+// variant: CLOSE_ONCE refuted assertion
 // JOINED_IN takes part in a round that others have ended.
 // variant: JOINED_IN refuted assertion
 
+#ifdef CLOSE_ONCE
+#define CLOSES
+#endif
+#ifdef CLOSES
+#define BROADCAST
+#define ROUNDS 1
+#else
+#define ROUNDS 2
+#endif
 #define SERVER 2
 #define LENGTH 2
-#define ROUNDS 2
 #define WANTS 1
 
 #define NOBODY 0
@@ -53,6 +65,9 @@ byte ready = 1;              // the last number that is ready, and given
 byte told = 0;               // the base of the last round whose end somebody was told
 byte phase = GATHERING;
 byte word[2], cursor[2], ended[2];
+byte closing;                // no number from here on is for consumers, once it is sure; 0: not yet known
+bool is_sure;
+byte reads[2];               // BROADCAST: the number for whose slot the consumer has set its bit
 bool woken[3];               // events
 
 bool alive[3] = true;
@@ -154,10 +169,12 @@ receives:
 #ifdef JOIN_LATE
   STEP(word[p] = CONSUMER);
 #endif
+#ifndef CLOSES
   if
   :: true
   :: goto over                              // it leaves
   fi;
+#endif
   STEP(woken[p] = false);
   STEP(
     assert(b == base);
@@ -165,9 +182,10 @@ receives:
     if
     :: n == limit -> n = 0; goto ends
     :: n < limit && n <= ready ->
-#ifdef BROADCAST
-       cursor[p] = n;
-       got = n
+#ifdef CLOSES
+       reads[p] = n
+#elif defined(BROADCAST)
+       cursor[p] = n
 #else
        assert(n == got + 1 || n == base);
        got = n;
@@ -178,6 +196,16 @@ receives:
     :: else
     fi
   );
+#ifdef CLOSES
+  STEP(
+    if
+    :: closing == 0 || n < closing -> cursor[p] = (v == 1 -> n : cursor[p])
+    :: closing != 0 && n >= closing && is_sure -> assert(n == closing); reads[p] = 0; v = 0; n = 0; goto over
+    :: else -> v = 0
+    fi;
+    reads[p] = 0
+  );
+#endif
   if
   :: v == 1 ->
      v = 0;
@@ -212,6 +240,7 @@ over:
 die:
     deaths = 0;
     alive[p] = false;
+    reads[p] = 0;
     inside[p] = 0; v = 0; b = 0; h = 0; t = 0; n = 0
   };
   // The reaper, in another process
@@ -249,6 +278,9 @@ end_gathers:                                // nobody comes any more
   STEP(phase = SERVING);
 #endif
 begin:
+#ifdef CLOSES
+  if :: true :: round > 0 -> goto closes fi;
+#endif
   STEP(woken[SERVER] = false);
   STEP(none = word[0] == NOBODY || !alive[0]; if :: !HAS_ENDED(0) -> goto waits :: else fi);
   STEP(none = none && (word[1] == NOBODY || !alive[1]); if :: !HAS_ENDED(1) -> goto waits :: else fi);
@@ -300,6 +332,21 @@ end_sleeps:                                 // nobody comes any more
   fi;
   goto begin;
 closes:
+#ifdef CLOSES
+  STEP(n = ready + 1);
+  STEP(
+    closing = n
+#ifdef CLOSE_ONCE
+    ;
+    is_sure = true
+#endif
+  );
+#define BEHIND(c) (reads[c] > cursor[c] -> reads[c] + 1 : cursor[c] + 1)
+  STEP(n = (n < BEHIND(0) -> BEHIND(0) : n));
+  STEP(n = (n < BEHIND(1) -> BEHIND(1) : n));
+  STEP(n = (n < passed + 1 -> passed + 1 : n));  // of one that has died meanwhile
+  STEP(closing = n; is_sure = true);
+#endif
   STEP(phase = OVER);
   STEP(WAKE_CONSUMERS);
   goto gone;

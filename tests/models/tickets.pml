@@ -32,8 +32,7 @@
 //
 // FAILURES is DEATHS in one round, in which a worker fails, too. In SKIPS workers also skip, with one slot
 // and two entries; in SKIPS_AHEAD with two slots and one entry. In ASKED_BEHIND one process takes tickets
-// and asks, and the other one fills. TIGHT has one slot. BOTH has an abandoned ticket and a death; there
-// the consumer leaves no round early.
+// and asks, and the other one fills. TIGHT has one slot. BOTH has an abandoned ticket and a death.
 //
 // BASE_NEXT makes the base the number after the last one.
 // variant: BASE_NEXT refuted assertion
@@ -736,7 +735,7 @@ again:
   :: else
   fi;
   atomic { w = 0; e = 0; t = 0 };
-#if !defined(NOTE_FIRST) && !defined(BOTH) && !defined(FAILURES) && !defined(OVERWRITE) && !defined(SKIP_LEFT)
+#if !defined(NOTE_FIRST) && !defined(FAILURES) && !defined(OVERWRITE) && !defined(SKIP_LEFT)
   if
   :: true
   :: MAY_LEAVE -> goto change
