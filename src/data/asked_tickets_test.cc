@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tickets that are asked of a worker, and what a dead worker had. Each case makes the stores of docs/dev/slots.md
-// up to one of them.
+// Tickets that are asked of a worker, and what a dead worker had. Each case makes the stores of
+// docs/dev/slots.md up to one of them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -241,14 +241,12 @@ TEST(TicketRing, WhatADeadWorkerSaysOfItselfIsForgotten) {
   FeedShared& shared = bench.slots->control().shared();
   loop.number = 7;
   loop.is_asleep = 1;
-  loop.end = LoopRecord::kAgain;
   loop.reports[0].state = LoopRecord::Report::kWritten;
   loop.reports[1].state = LoopRecord::Report::kComplete;
   for (Event* event : {&shared.room, &shared.work, &shared.settled}) event->sleepers = 1;
   EXPECT_FALSE(reclaim(bench, &tickets));
   EXPECT_EQ(loop.number, 0U);
   EXPECT_EQ(loop.is_asleep, 0U);
-  EXPECT_EQ(loop.end, LoopRecord::kNone);
   EXPECT_EQ(loop.reports[0].state, LoopRecord::Report::kFree);
   EXPECT_EQ(loop.reports[1].state, LoopRecord::Report::kComplete);
   for (const Event* event : {&shared.room, &shared.work, &shared.settled})

@@ -48,8 +48,8 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
 Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket) {
   Ref<Storage> storage = slots.lend_storage(ticket.slot);
   std::byte* const data = storage->data();
-  return Ref<Batch>::adopt(new Batch(schema, std::move(storage), layout.shapes(data), false,
-                                     {layout.attachment(data), layout.attached(data)}, ticket));
+  return Ref<Batch>::adopt(
+      new Batch(schema, std::move(storage), layout.shapes(data), false, layout.attached_in(data), ticket));
 }
 
 Ref<Batch> Batch::beside(const Batch& filled, const Schema& schema, Ref<Storage> storage) {
@@ -71,17 +71,17 @@ Ref<Batch> Batch::copy(const Schema& schema, const SlotLayout& layout, Slots& sl
   } const returned{slots, ticket.slot};
   std::byte* const from = slots.data(ticket.slot);
   const int64_t* const shapes = layout.shapes(from);
-  const size_t attached = layout.attached(from);
+  const std::span<const std::byte> attached = layout.attached_in(from);
   const size_t fields_nbytes = for_each_field(schema, shapes, [](auto&&...) {});
-  Ref<Storage> storage = Storage::allocate(fields_nbytes + attached, false);
+  Ref<Storage> storage = Storage::allocate(fields_nbytes + attached.size(), false);
   std::byte* const to = storage->data();
   for_each_field(schema, shapes,
                  [&](const SchemaField& field, const int64_t*, uint64_t nbytes, size_t packed) {
                    std::memcpy(to + packed, from + field.offset, nbytes);
                  });
-  std::memcpy(to + fields_nbytes, layout.attachment(from), attached);
+  if (!attached.empty()) std::memcpy(to + fields_nbytes, attached.data(), attached.size());
   return Ref<Batch>::adopt(
-      new Batch(schema, std::move(storage), shapes, true, {to + fields_nbytes, attached}, ticket));
+      new Batch(schema, std::move(storage), shapes, true, {to + fields_nbytes, attached.size()}, ticket));
 }
 
 }  // namespace tenon::impl

@@ -21,7 +21,7 @@ namespace {
 
 static_assert(sizeof tenon_feed_failure::text == kMessageSize);
 
-constexpr int64_t kShortestLook = 1'000'000;
+constexpr int64_t kShortestLook = 1'000'000, kLongestLook = 50'000'000;
 // For what wakes no consumer: an op to run, a free slot.
 constexpr int64_t kShortLook = 5'000'000;
 
@@ -93,9 +93,10 @@ std::vector<LentSlot> held_slots(const Slots& slots, const std::vector<TicketRin
 void check(const tenon_generator& generator, const tenon_feed_options& options) {
   if (generator.fill == nullptr) throw_error(Code::kValue, "feed: the generator has no fill function");
   if (options.workers < 0) throw_error(Code::kValue, "feed: workers is ", options.workers, "; it is a count");
-  if (options.workers > Slots::kMostLoops - kMostAbandoned) {
-    throw_error(Code::kValue, "feed: workers is ", options.workers, "; at most ",
-                Slots::kMostLoops - kMostAbandoned, " are possible");
+  const bool may_prepare = generator.prepare != nullptr && (options.flags & TENON_PROCESSES) != 0;
+  const int32_t most = Slots::kMostLoops - kMostAbandoned - (may_prepare ? 1 : 0);
+  if (options.workers > most) {
+    throw_error(Code::kValue, "feed: workers is ", options.workers, "; at most ", most, " are possible");
   }
   if (options.workers == 0 && ((options.flags & TENON_PROCESSES) != 0 || options.fill_timeout_ns > 0)) {
     throw_error(Code::kValue,
@@ -136,6 +137,11 @@ Feed::Feed(const tenon_generator& generator, Ref<Schema> schema, const tenon_fee
       threads_(std::make_unique<std::vector<std::thread>>()) {
   try {
     workers_->start();
+    // A slot of one part is mapped by the first touch.
+    if (workers_->processes() != nullptr && !workers_->slots().is_sparse() &&
+        workers_->slots().slot_nbytes() > kMapPart) {
+      has_pages_ = std::vector<std::atomic<bool>>(static_cast<size_t>(workers_->slots().most()));
+    }
     start_workers();
   } catch (...) {
     workers_->dismiss();
@@ -152,13 +158,14 @@ void Feed::start_workers() {
   const int32_t count = workers_->count();
   threads_->reserve(static_cast<size_t>(workers_->loops()));
   const BlockedSignals blocked;
-  for (int32_t worker = 0; !workers_->is_inline() && worker < count; ++worker) {
-    if (!workers_->needs_thread(worker)) continue;
+  for (int32_t loop = 0; !workers_->is_inline() && loop < workers_->loops(); ++loop) {
+    if (!workers_->needs_thread(loop)) continue;
     try {
-      threads_->resize(static_cast<size_t>(worker) + 1);
-      threads_->back() = std::thread(work, workers_, worker);
+      threads_->resize(static_cast<size_t>(loop) + 1);
+      threads_->back() = std::thread(work, workers_, loop);
     } catch (const std::exception& e) {  // of the system, or std::bad_alloc
-      throw_error(Code::kSystem, "feed: cannot start worker ", worker + 1, " of ", count, ": ", e.what());
+      throw_error(Code::kSystem, "feed: cannot start worker ", std::min(loop + 1, count), " of ", count, ": ",
+                  e.what());
     }
   }
 }
@@ -184,6 +191,10 @@ void Feed::begin() {
   const std::scoped_lock lock(staging_);
   if (!ahead_.empty()) end_at_consumer();
   workers_->queue().begin();
+  if (WorkerProcesses* const processes = workers_->processes()) {
+    workers_->slots().note_memory_of_workers();
+    processes->note_begin();
+  }
 }
 
 void Feed::end() {
@@ -250,15 +261,54 @@ bool Feed::give_up_hung(bool has_waited) {
   });
 }
 
+TicketRing::NextBatch Feed::take_next(int64_t timeout_ns, TicketRing::Delivery& item) {
+  const TicketRing::NextBatch outcome = workers_->queue().next(timeout_ns, item);
+  if (outcome != TicketRing::NextBatch::kBatch || workers_->processes() == nullptr) return outcome;
+  workers_->note_delivery(item.ticket);
+  // What other processes have written into the slot since the worker has checked it.
+  Slots& slots = workers_->slots();
+  const SchemaField* const wrong =
+      find_wrong_shape(workers_->layout(), *schema_, slots.data(item.ticket.slot));
+  if (wrong == nullptr) return outcome;
+  slots.give(item.ticket.slot);
+  workers_->queue().end();
+  item.failure.emplace();
+  item.failure->code = -1;
+  item.failure->set_message(concat("the shape of field '", wrong->name, "' was overwritten").c_str());
+  return TicketRing::NextBatch::kFailure;
+}
+
+// While a worker process fills the slot for which the consumer waits, and maps it from its start, this maps
+// it from its end. False: the worker has not begun, so there may be something to map later.
+bool Feed::map_front() {
+  Slots& slots = workers_->slots();
+  const SlotTable& table = slots.table();
+  const uint64_t number = table.passed() + 1;
+  const uint32_t slot = table.slot_of(number);
+  if (slot == SlotTable::kNone) return false;
+  const uint64_t word = table.word(slot);
+  if (SlotWord::number(word) != number || SlotWord::kind(word) == SlotWord::kAsked) return false;
+  if (SlotWord::kind(word) != SlotWord::kHeld) return true;  // it is filled
+  if (has_pages_[slot].load(std::memory_order_relaxed)) return true;
+  if (look(slots.control().record(slot).has_memory) == 0) return false;
+  if (has_pages_[slot].exchange(true, std::memory_order_relaxed)) return true;
+  mapped_.fetch_add(1, std::memory_order_relaxed);
+  map_slot(workers_->layout(), slots.data(static_cast<int32_t>(slot)), true,
+           [&] { return table.word(slot) != word; });
+  return true;
+}
+
 // Waits in steps. Between them, it looks whether a fill takes too long and whether the consumer holds all
 // slots. item: null, nothing is taken. False: the time has passed.
 bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::NextBatch& outcome) {
   const auto look = [&](int64_t ns) {
-    return item != nullptr ? workers_->queue().next(ns, *item) : workers_->queue().peek(ns);
+    return item != nullptr ? take_next(ns, *item) : workers_->queue().peek(ns);
   };
   const bool watches_fill =
       options_.fill_timeout_ns > 0 && (workers_->processes() == nullptr || workers_->are_started());
   const Deadline deadline(timeout_ns);
+  bool may_map = !has_pages_.empty() && mapped_.load(std::memory_order_relaxed) < workers_->slots().made();
+  int64_t between_looks = kShortestLook;
   while (true) {
     const bool runs_ops = !Engine::instance().has_own_threads();
     while (runs_ops && Engine::instance().help() &&
@@ -270,6 +320,14 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
     if (watches_fill && step != 0) {
       const int64_t between = std::max<int64_t>(options_.fill_timeout_ns / 8, kShortestLook);
       step = step < 0 ? between : std::min(step, between);
+    }
+    if (step != 0 && may_map) {
+      outcome = look(0);
+      if (outcome != TicketRing::NextBatch::kLate) return true;
+      may_map = !map_front();
+      // A worker process that is about to fill the slot wakes no one.
+      if (may_map) step = step < 0 ? between_looks : std::min(step, between_looks);
+      between_looks = std::min(2 * between_looks, kLongestLook);
     }
     if (workers_->is_inline()) {
       outcome = look(0);

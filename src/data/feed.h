@@ -70,7 +70,7 @@ class Feed {
   tenon_feed_failure failure();
   tenon_feed_statistics statistics();
   tenon_worker_statistics worker_statistics(int32_t worker);
-  std::string take_report() { return workers_->take_report(); }
+  std::string take_report() { return workers_->take_report(process_.is_child()); }
 
  private:
   // A batch that was taken from the queue, and whose copies to the device are pushed.
@@ -89,6 +89,8 @@ class Feed {
   std::string held_text(uint64_t epoch);
   bool give_up_hung(bool has_waited);
   bool wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::NextBatch& outcome);
+  TicketRing::NextBatch take_next(int64_t timeout_ns, TicketRing::Delivery& item);
+  bool map_front();
   void note_oldest(tenon_feed_statistics& s);
   bool is_starved() const noexcept;
   void help_starved();
@@ -126,6 +128,10 @@ class Feed {
   // Guarded by staging_. One epoch.
   Ref<DeviceBatches> device_;  // null: batches lie on the slots
   std::deque<Copied> ahead_;   // of the consumer, in the order of the epoch
+
+  // Of slots that worker processes fill: those whose pages are in the page table of this process.
+  std::vector<std::atomic<bool>> has_pages_;  // empty: they are mapped by the first touch
+  std::atomic<int32_t> mapped_{0};            // how many have theirs
 
   std::mutex failing_;
   tenon_feed_failure failure_{};  // guarded by failing_

@@ -94,6 +94,8 @@ void check_head(const FeedHead& head, uint64_t file_nbytes) {
     throw_error(Code::kValue, "it has ", head.workers, " workers with ", head.loops, " loops, ", head.slots,
                 " slots of ", head.most, " and ", head.fields, " fields");
   }
+  if (head.ranks < 1 || head.rank >= head.ranks)
+    throw_error(Code::kValue, "it has rank ", head.rank, " of ", head.ranks);
   const FeedLayout parts =
       FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, head.parts.schema_nbytes);
   if (head.parts != parts)

@@ -139,13 +139,10 @@ struct alignas(64) SlotRecord {
 // Of a fill loop: a thread of the feed, one that the generator has started, or a worker process. Written by
 // it, and after its death by who reaps it.
 struct alignas(64) LoopRecord {
-  enum End : uint32_t { kNone, kAgain };
-
   // Since when it is busy: FillLoop::since_ns.
   std::atomic<int64_t> since_ns;
   std::atomic<uint64_t> number, epoch, index;  // of the ticket that it fills; number 0: none
   std::atomic<uint32_t> asked, answered;       // fills that it has begun, and ended
-  std::atomic<uint32_t> end;                   // End: kAgain: it ends itself, and its ticket is filled again
   std::atomic<uint32_t> is_asleep;
   std::atomic<uint64_t> last_fill_ns;
   FillTimes times;

@@ -24,6 +24,7 @@ FeedHead head_of(int32_t most, int32_t loops, uint64_t state_nbytes = 0) {
   head.loops = head.workers = loops;
   head.slots = head.most = most;
   head.fields = 1;
+  head.ranks = 1;
   head.layout.state_nbytes = state_nbytes;
   head.parts = FeedLayout::of(most, loops, state_nbytes, sizeof kSchema);
   head.slots_at = head.parts.nbytes;
@@ -145,6 +146,8 @@ TEST(FeedControl, AHeadOfAnotherProcessIsChecked) {
       {[](FeedHead& h) { h.slots = h.most = INT32_MAX; }, "2147483647 slots"},
       {[](FeedHead& h) { h.slots = -1; }, "-1 slots"},
       {[](FeedHead& h) { h.fields = 0; }, "0 fields"},
+      {[](FeedHead& h) { h.ranks = 0; }, "rank 0 of 0"},
+      {[](FeedHead& h) { h.rank = 1; }, "rank 1 of 1"},
       {[](FeedHead& h) { h.loops = 3; }, "do not lie where"},
       {[](FeedHead& h) { h.most = 3000; }, "do not lie where"},
       {[](FeedHead& h) { h.layout.state_nbytes += 64; }, "do not lie where"},

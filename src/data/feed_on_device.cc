@@ -67,7 +67,7 @@ void Feed::end_at_consumer() {
 FeedPosition Feed::position_of_consumer() {
   if (process_.is_child()) {  // in which staging_ may be locked for ever
     if (is_on_device_.load(std::memory_order_relaxed)) check_process();
-    return workers_->queue().position();
+    return workers_->queue().position(false);
   }
   const std::scoped_lock lock(staging_);
   return ahead_.empty() ? workers_->queue().position() : ahead_.front().before;
@@ -104,7 +104,7 @@ void Feed::copy_ahead(DeviceBatches& device) {
     Copied& copied = ahead_.emplace_back();
     copied.before = std::move(before);
     TicketRing::Delivery item;
-    const NextBatch outcome = queue.next(0, item);
+    const NextBatch outcome = take_next(0, item);
     copied.ticket = item.ticket;
     if (outcome == NextBatch::kBatch) {
       copy_to_device(device, std::move(room), copied);

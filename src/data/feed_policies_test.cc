@@ -252,8 +252,10 @@ TEST_F(Processes, FillSlotsThatTheFeedMapsMeanwhile) {
   feed.begin();
   const tenon_feed_statistics s = feed.statistics();
   const auto is_mapped = [&] { return count_mapped_pages(s.memory, s.slot_nbytes) == s.slot_nbytes / kPage; };
+  std::thread consumer([&] { EXPECT_TRUE(feed.await(kWatchdogNs)); });
   EXPECT_TRUE(comes_true(is_mapped));
   source_.at = 0;
+  consumer.join();
   const Ref<Batch> batch = next(feed);
   const auto* const bytes = static_cast<const std::byte*>(batch->array(0)->data());
   EXPECT_TRUE(std::all_of(bytes, bytes + kLargeNbytes, [](std::byte b) { return b == std::byte{7}; }));

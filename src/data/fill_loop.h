@@ -3,7 +3,6 @@
 // What the thread that fills for a worker has, and how a fill went. Workers has the functions.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -11,7 +10,7 @@
 
 #include "data/feed_control.h"
 #include "data/filling.h"
-#include "data/request_ring.h"
+#include "data/ticket.h"
 
 namespace tenon::impl {
 
@@ -40,9 +39,8 @@ struct FillLoop {
   int32_t number = 0;
   // Of the thread that runs it; of the one that abandons it from then on.
   int32_t worker = 0;
-  // In their order: job n lies at n % kRingEntries. Only worker processes have more than one at a time.
-  std::array<Job, kRingEntries> jobs;
-  uint32_t begun = 0, settled = 0;
+  Job job;
+  bool has_job = false;
   bool is_replaced = false;   // its first thread has ended
   bool has_ended = false;     // the fill that was begun has, without a result: so has its thread
   std::vector<void*> fields;  // addresses for the request
@@ -61,10 +59,6 @@ struct FillLoop {
   // expected or answered, until it takes the next fill: kIdle is one that waits for a fill. The thread ends
   // this, or another one abandons the loop.
   std::atomic<int64_t>& since_ns() const noexcept { return record->since_ns; }
-
-  bool has_job() const noexcept { return begun != settled; }
-  // The one that was begun first.
-  Job& job() noexcept { return jobs[settled % kRingEntries]; }
 };
 
 }  // namespace tenon::impl

@@ -64,7 +64,7 @@ Filling::JobTake Filling::take_job(const Deadline& deadline, Job& job) {
     bool has_memory = false;
     if (!is_asked) {
       // What another one has taken is not waited for with a slot that no one else may take.
-      if (head().has(kPrepares)) {
+      if (head().has(kPrepares) && worker_ != Tickets::kPreparer) {
         if (!deadline.leaves_no_time()) continue;
         return JobTake::kNone;
       }
@@ -94,7 +94,7 @@ Filling::JobTake Filling::take_job(const Deadline& deadline, Job& job) {
     // A consumer that runs the loop looks itself.
     const bool may_go_on = hooks_.is_inline || !deadline.leaves_no_time();
     // Fills behind the last delivered batch are undone.
-    if (has_state() && !tickets_.start_state(job, worker_, known_)) {
+    if (has_state() && worker_ != Tickets::kPreparer && !tickets_.start_state(job, worker_, known_)) {
       tickets_.skip(job);
       if (may_go_on) continue;
       return JobTake::kNone;
@@ -236,11 +236,17 @@ bool Filling::skip(const Job& job, const FillResult& result) noexcept {
 }
 
 void Filling::settle(const Job& job, const FillResult& result, bool was_begun) noexcept {
-  FillTimes& times = control_.loop(worker_).times;
-  if (was_begun && is_failure(result)) times.note_failure();
+  if (result.pid != 0) {
+    SlotRecord& record = control_.record(static_cast<uint32_t>(job.slot));
+    // pairs with: Workers::note_delivery, "a word that others look at"
+    publish(record.pid, result.pid);
+    publish(record.began_ns, result.began_ns);
+    publish(record.fill_ns, result.fill_ns);
+  }
+  if (was_begun && is_failure(result)) control_.loop(worker_).times.note_failure();
   if (result.code == 0) {
     skips_.note_batch();
-    times.note(result.fill_ns);
+    control_.loop(worker_).times.note(result.fill_ns);
     tickets_.publish(job, result.notes);
   } else if (result.code == TENON_END_OF_EPOCH) {
     tickets_.finish(job, result.notes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a fill loop takes batches and settles them: the same for threads of a feed, threads that a generator has
-// started, and worker processes. Who runs the loop calls the generator between the two.
+// How a fill loop takes batches and settles them: the same for threads of a feed, threads that a generator
+// has started, and worker processes. Who runs the loop calls the generator between the two.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,7 @@
 #include "data/feed_control.h"
 #include "data/free_slots.h"
 #include "data/skips.h"
+#include "data/slot_layout.h"
 #include "data/tickets.h"
 #include "ipc/schema.h"
 #include "tenon/tenon.h"
@@ -48,6 +49,29 @@ struct Job : Ticket {
   bool is_restored() const noexcept { return (flags & (TENON_RESTORE_STATE | TENON_RESTORE_START)) != 0; }
 };
 
+// What a generator gets for a request: fields and shapes are the addresses in the slot, by field.
+inline tenon_fill_request fill_request_of(const Ticket& ticket, const SlotLayout& layout, std::byte* slot,
+                                          void* const* fields, int64_t* const* shapes) noexcept {
+  tenon_fill_request request{};
+  request.struct_size = sizeof request;
+  request.fields = fields;
+  request.shapes = shapes;
+  request.index = ticket.index;
+  request.epoch = ticket.epoch;
+  request.seed = ticket.seed;
+  request.epoch_seed = ticket.epoch_seed;
+  request.flags = ticket.flags;
+  request.restore_nbytes = ticket.restore_nbytes;
+  request.attachment = layout.attachment(slot);
+  request.attachment_size = layout.attachment_nbytes;
+  request.attachment_nbytes = &layout.attached(slot);
+  request.notes = &layout.notes(slot);
+  request.state = layout.state(slot);
+  request.state_size = layout.state_nbytes;
+  request.state_nbytes = &layout.stated(slot);
+  return request;
+}
+
 // Of one loop. Threads: that of the loop.
 class Filling {
  public:
@@ -70,7 +94,7 @@ class Filling {
   Filling(const FreeSlots& slots, std::byte* memory, Ref<Schema> schema, int32_t loop, const Hooks& hooks);
   Filling(Filling&&) = default;
 
-  // The loop is run for another worker.
+  // The loop is run for another worker; Tickets::kPreparer: it prepares the batches of all.
   void set_worker(int32_t worker) noexcept { worker_ = worker; }
 
   enum class JobTake { kJob, kNone, kOver };

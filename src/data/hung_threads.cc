@@ -29,7 +29,7 @@ TicketFailure hung(int32_t worker, const char* message) noexcept {
 
 // An abandoned loop: its worker goes on in another one.
 void Workers::return_late(FillLoop& loop) noexcept {
-  if (loop.has_job()) slots_->give_spare(loop.job().slot);
+  if (loop.has_job) slots_->give_spare(loop.job.slot);
   {
     const std::scoped_lock lock(mutex_);
     loop.started = Started::kNo;
@@ -54,10 +54,12 @@ bool Workers::give_up_hung(bool has_waited,
   const std::optional<int32_t> turn = queue_.worker_in_turn();
   const bool is_any_in_time = std::ranges::any_of(loops_, [&](const FillLoop& loop) {
     const int64_t since = loop.since_ns().load(std::memory_order_relaxed);
-    return since >= FillLoop::kIdle && !is_late(since) && (!turn || loop.worker == *turn);
+    return !has_process(loop) && !is_preparer(loop) && since >= FillLoop::kIdle && !is_late(since) &&
+           (!turn || loop.worker == *turn);
   });
   bool has_given_up = false, is_any_stuck = !lost_text().empty();
   for (FillLoop& loop : loops_) {
+    if (has_process(loop)) continue;  // which is watched elsewhere
     // pairs with: Workers::begin, "what a loop is busy with"
     const int64_t since = loop.since_ns().load(std::memory_order_acquire);
     if (!is_late(since) || (!has_waited && FillLoop::is_outside(since))) continue;
@@ -107,7 +109,7 @@ bool Workers::abandon(FillLoop& loop, int64_t since_ns,
     return true;
   }
   hand_over(loop, *other, spare);
-  if (!loop.has_job() && !is_any_in_time && options_.on_error == TENON_ON_ERROR_RAISE) {
+  if (!loop.has_job && !is_any_in_time && options_.on_error == TENON_ON_ERROR_RAISE) {
     // The batch that no worker has begun would have been one of this thread. Before another one begins it.
     TicketFailure failure = hung(loop.worker, "its thread has not asked for a batch, and is left behind");
     failure.was_begun = 0;
@@ -140,7 +142,7 @@ void Workers::lose(FillLoop& loop, const char* reason) noexcept {
     lost_ = reason;
   }
   const TicketFailure failure = hung(loop.worker, reason);
-  for (; loop.has_job(); ++loop.settled) queue_.fail(loop.job(), loop.number, failure);
+  if (std::exchange(loop.has_job, false)) queue_.fail(loop.job, loop.number, failure);
   // pairs with: Workers::find_free_loop, "a free loop"
   loop.since_ns().store(FillLoop::kFree, std::memory_order_release);
   leave();
@@ -151,11 +153,11 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   other.is_replaced = false;
   other.worker = loop.worker;
   other.filling->set_worker(loop.worker);
-  other.begun = other.settled = 0;
+  other.has_job = false;
   other.thread.store(0, std::memory_order_relaxed);
-  if (!loop.has_job()) return slots_->give_spare(spare);
+  if (!loop.has_job) return slots_->give_spare(spare);
   times_of(loop.worker).note_failure();
-  Job& old = loop.job();  // whose slot the loop reads when it returns
+  Job& old = loop.job;  // whose slot the loop reads when it returns
   Job job{old, old.retries, std::move(old.attachment)};
   job.flags &= TENON_RESUMED;  // nothing is restored
   job.restore_nbytes = 0;
@@ -168,7 +170,8 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   ++job.retries;
   shared().retried.fetch_add(1, std::memory_order_relaxed);
   other.filling->put_back(job);
-  other.jobs[other.begun++] = std::move(job);
+  other.job = std::move(job);
+  other.has_job = true;
 }
 
 // A fill has taken too long in a thread that cannot be replaced.
@@ -192,8 +195,8 @@ void Workers::report(FillLoop& loop, int64_t since_ns) noexcept try {
   const uint32_t thread = loop.thread.load(std::memory_order_relaxed);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f s", static_cast<double>(now_ns() - since_ns) * 1e-9);
-  if (loop.has_job()) {
-    reports_.add(concat("generator '", name_, "' has not returned from ", ticket_text(loop.job()), " for ",
+  if (loop.has_job) {
+    reports_.add(concat("generator '", name_, "' has not returned from ", ticket_text(loop.job), " for ",
                         seconds, ": its thread ", thread, " (worker ", loop.worker,
                         ") is left behind with its slot, and the worker goes on in another thread"));
   } else {

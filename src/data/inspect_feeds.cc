@@ -7,78 +7,56 @@
 
 #include "base/error.h"
 #include "base/os.h"
-#include "data/request_ring.h"
+#include "data/feed_control.h"
 #include "data/slots.h"
 
 namespace tenon::impl {
 namespace {
 
-// A file with more than these is damaged: a sparse file of any size cannot keep the observer busy.
-constexpr int32_t kMostRings = 4096;
-
-RingsHead read_head(const MemoryFile& memory) {
-  RingsHead head{};
-  memory.read(0, &head, offsetof(RingsHead, version) + sizeof head.version);
-  if (head.magic == 0) throw_error(Code::kValue, "it is being made");
-  if (head.magic != kFeedMagic) {
-    throw_error(Code::kValue, "it begins with ", head.magic, " and not with ", kFeedMagic,
-                ": it is not the memory of a feed");
-  }
-  if (head.version != kFeedVersion) {
-    throw_error(Code::kValue, "its layout has version ", head.version, ", this library reads version ",
-                kFeedVersion);
-  }
-  memory.read(0, &head, sizeof head);
-  if (head.rings < 1 || head.rings > kMostRings || head.fields < 1 || head.slots < 1) {
-    throw_error(Code::kValue, "it has ", head.rings, " workers, ", head.slots, " slots and ", head.fields,
-                " fields");
-  }
-  const uint64_t nbytes = memory.facts.nbytes;
-  const size_t control = control_nbytes(static_cast<size_t>(head.fields), static_cast<size_t>(head.rings));
-  if (control > std::min(head.slots_at, nbytes)) {
-    throw_error(Code::kValue, head.rings, " workers do not fit into ", nbytes, " bytes with slots at ",
-                head.slots_at);
-  }
+FeedHead read_head(const MemoryFile& memory) {
+  FeedHead head{};
+  memory.read(0, &head, offsetof(FeedHead, version) + sizeof head.version);
+  if (head.magic == kFeedMagic && head.version == kFeedVersion) memory.read(0, &head, sizeof head);
+  check_head(head, memory.facts.nbytes);
   return head;
 }
 
-FeedReport::WorkerReport worker_in(const RequestRing& ring) {
+FeedReport::WorkerReport worker_in(const LoopRecord& loop, bool is_over) {
   FeedReport::WorkerReport worker;
-  worker.asked = ring.asked.load(std::memory_order_relaxed);
-  worker.answered = ring.answered.load(std::memory_order_relaxed);
-  if (worker.answered != 0) worker.last_fill_ns = ring.answers[(worker.answered - 1) % kRingEntries].fill_ns;
-  if (ring.is_over.load(std::memory_order_relaxed) != 0) {
+  worker.asked = loop.asked.load(std::memory_order_relaxed);
+  worker.answered = loop.answered.load(std::memory_order_relaxed);
+  if (worker.answered != 0) worker.last_fill_ns = loop.last_fill_ns.load(std::memory_order_relaxed);
+  if (is_over) {
     worker.state = "over";
-  } else if (worker.asked != worker.answered) {
-    const Ticket& request = ring.requests[worker.answered % kRingEntries];
+  } else if (loop.number.load(std::memory_order_relaxed) != 0) {
     worker.state = "busy";
-    worker.epoch = request.epoch;
-    worker.index = request.index;
+    worker.epoch = loop.epoch.load(std::memory_order_relaxed);
+    worker.index = loop.index.load(std::memory_order_relaxed);
   } else {
-    worker.state = ring.is_worker_asleep.load(std::memory_order_relaxed) != 0 ? "asleep" : "awake";
+    worker.state = loop.is_asleep.load(std::memory_order_relaxed) != 0 ? "asleep" : "awake";
   }
   return worker;
 }
 
 void read_feed(const MemoryFile& memory, FeedReport* feed) {
-  const RingsHead head = read_head(memory);
-  const auto fields = static_cast<size_t>(head.fields);
+  const FeedHead head = read_head(memory);
   feed->process = {head.pid, os::command_of(head.pid),
                    head.start != 0 && os::start_of(head.pid) == head.start, os::is_stopped(head.pid)};
   std::erase_if(feed->processes, [&](const ProcessReport& process) { return process.pid == head.pid; });
   feed->rows = head.rows;
   feed->slots = head.slots;
   feed->slot_nbytes = head.layout.slot_nbytes;
-  bool is_over = true;
+  uint32_t is_over = 0;
+  memory.read(FeedControl::kSharedAt + offsetof(FeedShared, is_over), &is_over, sizeof is_over);
   std::vector<FeedReport::WorkerReport> workers;
-  for (int32_t i = 0; i < head.rings; ++i) {
-    RequestRing ring{};
-    memory.read(rings_at(fields) + static_cast<size_t>(i) * sizeof ring, &ring, sizeof ring);
-    workers.push_back(worker_in(ring));
+  for (int32_t i = 0; i < head.workers; ++i) {
+    LoopRecord loop{};
+    memory.read(head.parts.loops_at + static_cast<uint64_t>(i) * head.parts.loop_nbytes, &loop,
+                offsetof(LoopRecord, times));
+    workers.push_back(worker_in(loop, is_over != 0));
     workers.back().number = i;
-    is_over &= ring.is_over.load(std::memory_order_relaxed) != 0;
   }
-  feed->is_over = is_over;  // not before all has been read
+  feed->is_over = is_over != 0;  // not before all has been read
   feed->workers = std::move(workers);
 }
 

@@ -11,15 +11,15 @@
 #include <random>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/os.h"
-#include "data/request_ring.h"
+#include "data/feed_control.h"
 
 namespace tenon::impl {
 namespace {
 
-constexpr size_t kFields = 3;
-constexpr int32_t kWorkers = 2;
+constexpr int32_t kWorkers = 2, kSlots = 5;
 
 // A memory file with the name of a feed's and this content.
 class Planted {
@@ -47,30 +47,37 @@ class Planted {
 // The control part of a feed of this process, then a page in place of the slots.
 class Content {
  public:
-  Content() : bytes(control_nbytes(kFields, kWorkers) + kControlPage) {
+  explicit Content(int32_t workers = kWorkers) {
     const os::Process self = os::this_process();
-    RingsHead& h = head();
+    FeedHead h{};
     h.magic = kFeedMagic;
     h.version = kFeedVersion;
     h.pid = self.pid;
     h.start = self.start;
-    h.nbytes = bytes.size();
-    h.rings = kWorkers;
-    h.slots = 5;
-    h.fields = kFields;
+    h.workers = workers;
+    h.loops = workers + 1;
+    h.slots = h.most = kSlots;
+    h.fields = 3;
+    h.ranks = 1;
     h.rows = 8;
-    h.slots_at = control_nbytes(kFields, kWorkers);
-    h.layout.slot_nbytes = kControlPage;
+    h.layout.slot_nbytes = kPage;
+    h.parts = FeedLayout::of(h.most, h.loops, 0, 0);
+    h.slots_at = h.parts.nbytes;
+    h.nbytes = h.slots_at + kPage;
+    bytes.resize(h.nbytes);
+    control = FeedControl::make(bytes.data(), h, {}, true);
   }
-  RingsHead& head() { return *reinterpret_cast<RingsHead*>(bytes.data()); }
-  RequestRing& ring(size_t worker) { return ring_of(bytes.data(), kFields, worker); }
+  FeedHead& head() { return *reinterpret_cast<FeedHead*>(bytes.data()); }
+  LoopRecord& loop(int32_t worker) { return control.loop(worker); }
+  void end() { control.shared().is_over.store(1); }
 
   std::vector<std::byte> bytes;
+  FeedControl control;
 };
 
-void expect_state(const std::function<void(RequestRing&)>& change, const char* state) {
+void expect_state(const std::function<void(LoopRecord&)>& change, const char* state) {
   Content content;
-  change(content.ring(1));
+  change(content.loop(1));
   const FeedReport feed = Planted(content.bytes).seen();
   ASSERT_EQ(feed.damage, "");
   ASSERT_EQ(feed.workers.size(), 2U);
@@ -80,21 +87,23 @@ void expect_state(const std::function<void(RequestRing&)>& change, const char* s
 
 TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   Content content;
-  RequestRing& ring = content.ring(1);
-  ring.asked.store(5);
-  ring.answered.store(4);
-  ring.requests[4 % kRingEntries] = {.epoch = 3, .index = 17, .place = 17, .round = 1};
-  ring.answers[3 % kRingEntries].fill_ns = 1234;
+  LoopRecord& loop = content.loop(1);
+  loop.asked.store(5);
+  loop.answered.store(4);
+  loop.number.store(18);
+  loop.epoch.store(3);
+  loop.index.store(17);
+  loop.last_fill_ns.store(1234);
   const FeedReport feed = Planted(content.bytes).seen();
   EXPECT_EQ(feed.damage, "");
   EXPECT_EQ(feed.process.pid, static_cast<uint32_t>(getpid()));
   EXPECT_TRUE(feed.process.is_alive);
   EXPECT_EQ(feed.rows, 8);
   EXPECT_EQ(feed.slots, 5);
-  EXPECT_EQ(feed.slot_nbytes, kControlPage);
+  EXPECT_EQ(feed.slot_nbytes, kPage);
   EXPECT_FALSE(feed.is_over);
   EXPECT_TRUE(feed.processes.empty());
-  ASSERT_EQ(feed.workers.size(), 2U);
+  ASSERT_EQ(feed.workers.size(), 2U) << "loops that are no worker's are not reported";
   EXPECT_EQ(feed.workers[0].index, std::nullopt);
   EXPECT_EQ(feed.workers[0].last_fill_ns, std::nullopt);
   EXPECT_STREQ(feed.workers[1].state, "busy");
@@ -106,19 +115,16 @@ TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
 }
 
 TEST(InspectFeeds, AWorkerIsAwakeAsleepBusyOrOver) {
-  expect_state([](RequestRing&) {}, "awake");
-  expect_state([](RequestRing& ring) { ring.is_worker_asleep.store(1); }, "asleep");
-  expect_state([](RequestRing& ring) { ring.asked.store(1); }, "busy");
-  const auto ends = [](RequestRing& ring) {
-    ring.asked.store(1);
-    ring.is_over.store(1);
-  };
-  expect_state(ends, "over");
+  expect_state([](LoopRecord&) {}, "awake");
+  expect_state([](LoopRecord& loop) { loop.is_asleep.store(1); }, "asleep");
+  expect_state([](LoopRecord& loop) { loop.number.store(1); }, "busy");
   Content content;
-  ends(content.ring(0));
-  EXPECT_FALSE(Planted(content.bytes).seen().is_over) << "one worker goes on";
-  ends(content.ring(1));
-  EXPECT_TRUE(Planted(content.bytes).seen().is_over);
+  content.loop(0).number.store(1);
+  content.end();
+  const FeedReport feed = Planted(content.bytes).seen();
+  EXPECT_TRUE(feed.is_over);
+  ASSERT_EQ(feed.workers.size(), 2U);
+  for (const FeedReport::WorkerReport& worker : feed.workers) EXPECT_STREQ(worker.state, "over");
 }
 
 TEST(InspectFeeds, AnotherProcessWithTheNumberOfTheFeedsIsNotTheFeed) {
@@ -135,21 +141,22 @@ TEST(InspectFeeds, AnotherProcessWithTheNumberOfTheFeedsIsNotTheFeed) {
 
 TEST(InspectFeeds, ADamagedFileIsReportedAsSuch) {
   const struct {
-    std::function<void(RingsHead&)> damage;
+    std::function<void(FeedHead&)> damage;
     const char* says;
   } cases[] = {
-      {[](RingsHead& h) { h.magic = 0; }, "it is being made"},
-      {[](RingsHead& h) { h.magic = 7; }, "it begins with 7 and not with"},
-      {[](RingsHead& h) { ++h.version; }, "its layout has version"},
-      {[](RingsHead& h) { h.rings = -1; }, "-1 workers"},
-      {[](RingsHead& h) { h.rings = 0; }, "0 workers"},
-      {[](RingsHead& h) { h.rings = INT32_MAX; }, "2147483647 workers"},
-      {[](RingsHead& h) { h.rings = 4000; }, "4000 workers do not fit"},
-      {[](RingsHead& h) { h.rings = 3; }, "3 workers do not fit"},
-      {[](RingsHead& h) { h.slots = 0; }, "0 slots"},
-      {[](RingsHead& h) { h.fields = 0; }, "0 fields"},
-      {[](RingsHead& h) { h.fields = INT32_MAX; }, "do not fit"},
-      {[](RingsHead& h) { h.slots_at = 0; }, "slots at 0"},
+      {[](FeedHead& h) { h.magic = 0; }, "it is being made"},
+      {[](FeedHead& h) { h.magic = 7; }, "it begins with 7 and not with"},
+      {[](FeedHead& h) { ++h.version; }, "its layout has version"},
+      {[](FeedHead& h) { h.workers = -1; }, "-1 workers"},
+      {[](FeedHead& h) { h.workers = 0; }, "0 workers"},
+      {[](FeedHead& h) { h.loops = INT32_MAX; }, "2147483647 loops"},
+      {[](FeedHead& h) { h.loops = 4000; }, "4000 loops"},
+      {[](FeedHead& h) { h.parts = FeedLayout::of(kSlots, h.loops = 4000, 0, 0); }, "4000 loops do not fit"},
+      {[](FeedHead& h) { h.slots = 0; }, "0 slots"},
+      {[](FeedHead& h) { h.fields = 0; }, "0 fields"},
+      {[](FeedHead& h) { h.parts.loops_at = 0; }, "do not lie where"},
+      {[](FeedHead& h) { h.parts.schema_nbytes = UINT64_MAX; }, "63 bits"},
+      {[](FeedHead& h) { h.slots_at = 0; }, "slots at 0"},
   };
   for (const auto& [damage, says] : cases) {
     Content content;
@@ -164,18 +171,14 @@ TEST(InspectFeeds, ADamagedFileIsReportedAsSuch) {
 }
 
 TEST(InspectFeeds, TheNumberOfWorkersIsLimitedAlsoIfTheFileHasTheirBytes) {
-  Content content;
-  content.head().rings = 5000;
-  content.bytes.resize(control_nbytes(kFields, 5000));
-  content.head().slots_at = content.bytes.size();
-  EXPECT_NE(Planted(content.bytes).seen().damage.find("5000 workers"), std::string::npos);
+  EXPECT_NE(Planted(Content(5000).bytes).seen().damage.find("5000 workers"), std::string::npos);
 }
 
 TEST(InspectFeeds, AFileThatIsCutAnywhereIsDamaged) {
   const Content content;
-  for (const size_t nbytes :
-       {size_t{0}, size_t{4}, size_t{8}, sizeof(RingsHead) - 1, sizeof(RingsHead),
-        rings_at(kFields) + sizeof(RequestRing), control_nbytes(kFields, kWorkers) - 1}) {
+  const FeedLayout& parts = content.control.head().parts;
+  for (const size_t nbytes : {size_t{0}, size_t{4}, size_t{8}, sizeof(FeedHead) - 1, sizeof(FeedHead),
+                              parts.loops_at + parts.loop_nbytes, parts.nbytes - 1}) {
     const std::vector<std::byte> cut(content.bytes.begin(),
                                      content.bytes.begin() + static_cast<std::ptrdiff_t>(nbytes));
     EXPECT_NE(Planted(cut).seen().damage, "") << nbytes;
@@ -189,7 +192,7 @@ TEST(InspectFeeds, AnyBytesAreSurvived) {
   int undamaged = 0;
   for (int times = 0; times < 200; ++times) {
     Content content;
-    const size_t from = times % 2 == 0 ? offsetof(RingsHead, pid) : rings_at(kFields);
+    const size_t from = times % 2 == 0 ? offsetof(FeedHead, pid) : FeedControl::kSharedAt;
     for (int n = 0; n < 1 << times % 12; ++n) {
       content.bytes[from + random() % (content.bytes.size() - from)] = static_cast<std::byte>(random());
     }
@@ -199,7 +202,7 @@ TEST(InspectFeeds, AnyBytesAreSurvived) {
     json.value(feed);
     EXPECT_TRUE(is_json_object(json.take()));
   }
-  EXPECT_GE(undamaged, 100) << "noise in the rings is read as a state of the workers";
+  EXPECT_GE(undamaged, 100) << "noise behind the head is read as a state of the workers";
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ struct SlotLayout {
 
   // Fails with kValue (overflow).
   static SlotLayout of(const Schema& schema, uint64_t attachment_nbytes, uint64_t state_nbytes = 0);
+  friend bool operator==(const SlotLayout&, const SlotLayout&) = default;
 
   static constexpr uint64_t kNoState = UINT64_MAX;
 
@@ -52,6 +53,11 @@ struct SlotLayout {
   std::span<const std::byte> state_in(std::byte* slot) const noexcept {
     const uint64_t nbytes = std::atomic_ref(stated(slot)).load(std::memory_order_relaxed);
     return {state(slot), std::min(nbytes, state_nbytes)};
+  }
+  // What was attached, read as state_in().
+  std::span<const std::byte> attached_in(std::byte* slot) const noexcept {
+    const uint64_t nbytes = std::atomic_ref(attached(slot)).load(std::memory_order_relaxed);
+    return {attachment(slot), std::min(nbytes, attachment_nbytes)};
   }
   uint64_t& attached(std::byte* slot) const noexcept {
     return *reinterpret_cast<uint64_t*>(slot + attached_at);

@@ -48,8 +48,7 @@ size_t checked_nbytes(const SlotsPlan& plan) {
                 kMostSlots - plan.spares);
   }
   const size_t most = static_cast<size_t>(plan.most) + static_cast<size_t>(plan.spares);
-  if (__builtin_mul_overflow(most, plan.slot_nbytes, &nbytes) ||
-      __builtin_add_overflow(nbytes, plan.control_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
+  if (__builtin_mul_overflow(most, plan.slot_nbytes, &nbytes) || nbytes > PTRDIFF_MAX) {
     throw_error(Code::kValue, most, " slots of ", plan.slot_nbytes, " bytes do not fit into 63 bits");
   }
   if (!plan.is_sparse && plan.device.type == TENON_CPU) {
@@ -86,12 +85,16 @@ Slots::Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schem
   spares_.reserve(static_cast<size_t>(plan.spares));
   for (Link& link : links_) link.pool = this;
   try {
-    make_control(head, schema);
+    const FeedHead whole = head_of(head, schema.size());
+    if (plan.has_processes) {
+      slots_at_ = whole.parts.nbytes;
+      nbytes_ += slots_at_;
+    }
     if (takes_memory()) {
       promised_ = static_cast<size_t>(plan.count) * plan.slot_nbytes;
       promised.fetch_add(promised_, std::memory_order_relaxed);
     }
-    make_memory();
+    make_memory(whole, schema);
   } catch (...) {
     drop_memory();
     throw;
@@ -99,20 +102,19 @@ Slots::Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schem
   count_ = made_ = plan.count;
 }
 
-// In memory of this process.
-void Slots::make_control(FeedHead head, std::string_view schema) {
+FeedHead Slots::head_of(FeedHead head, size_t schema_nbytes) const {
+  const os::Process process = os::this_process();
+  head.magic = kFeedMagic;
+  head.version = kFeedVersion;
+  head.pid = process.pid;
+  head.start = process.start;
   head.slots = plan_.count;
   head.most = most();
-  head.parts = FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, schema.size());
-  control_memory_ = static_cast<std::byte*>(mmap(nullptr, head.parts.nbytes, PROT_READ | PROT_WRITE,
-                                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  if (control_memory_ == MAP_FAILED) {
-    control_memory_ = nullptr;
-    throw_error(Code::kNoMemory, "the control part of a feed, ", head.parts.nbytes,
-                " bytes: ", std::strerror(errno));
-  }
-  control_nbytes_ = head.parts.nbytes;
-  const FeedControl control = FeedControl::make(control_memory_, head, schema, false);
+  head.parts = FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, schema_nbytes);
+  return head;
+}
+
+void Slots::set_control(const FeedControl& control) noexcept {
   const auto end_span = [](void* self, int32_t slot) noexcept {
     auto& slots = *static_cast<Slots*>(self);
     slots.end_span(slots.links_[static_cast<size_t>(slot)]);
@@ -122,20 +124,34 @@ void Slots::make_control(FeedHead head, std::string_view schema) {
   store(control.shared().made, static_cast<uint32_t>(plan_.count));
 }
 
-void Slots::make_memory() {
+void Slots::make_memory(const FeedHead& head, std::string_view schema) {
   if (plan_.device.type == TENON_CUDA_HOST) {
     memory_ = static_cast<std::byte*>(device::allocate_pinned(nbytes_));
   } else if (!is_on_host()) {
     on_device_ = &device::Device::of(plan_.device);
     memory_ = static_cast<std::byte*>(on_device_->allocate(nbytes_, false, &born_));
   } else if (plan_.is_shared) {
-    const bool has_control = plan_.control_nbytes > 0;
-    file_ = os::create_memory(has_control ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
-    if (has_control) os::commit(file_, 0, plan_.control_nbytes, "the control part of a feed");
+    file_ = os::create_memory(plan_.has_processes ? kFeedFilePrefix : kSlotsFilePrefix, nbytes_, false);
+    if (plan_.has_processes) os::commit(file_, 0, slots_at_, "the control part of a feed");
     memory_ = os::map(file_, 0, nbytes_, true, nbytes_ >= kHugePage ? kHugePage : kPage);
   } else {
     memory_ = reserve(plan_, nbytes_);
   }
+  if (plan_.has_processes) {
+    FeedHead in_file = head;
+    in_file.nbytes = nbytes_;
+    in_file.slots_at = slots_at_;
+    return set_control(FeedControl::make(memory_, in_file, schema, true));
+  }
+  void* const memory = mmap(nullptr, head.parts.nbytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw_error(Code::kNoMemory, "the control part of a feed, ", head.parts.nbytes,
+                " bytes: ", std::strerror(errno));
+  }
+  control_memory_ = static_cast<std::byte*>(memory);
+  control_nbytes_ = head.parts.nbytes;
+  set_control(FeedControl::make(control_memory_, head, schema, false));
 }
 
 void Slots::drop_memory() noexcept {
@@ -172,20 +188,35 @@ void Slots::take_memory(int32_t slot) {
   Link& link = links_[static_cast<size_t>(slot)];
   const std::scoped_lock lock(link.taking);
   if (link.has_memory) return;
-  populate_slot(slot);
+  if (!has_memory_of_worker(link)) populate_slot(slot);
   note_memory(link);
 }
 
 void Slots::try_take_memory(int32_t slot) noexcept {
-  if (!takes_memory() || plan_.control_nbytes == 0) return;
+  if (!takes_memory() || !plan_.has_processes) return;
   Link& link = links_[static_cast<size_t>(slot)];
   const std::scoped_lock lock(link.taking);
   if (!link.has_memory && os::try_commit(file_, file_offset(slot), plan_.slot_nbytes)) note_memory(link);
 }
 
+void Slots::note_memory_of_workers() noexcept {
+  if (promised_.load(std::memory_order_relaxed) == 0) return;
+  for (int32_t slot = 0; slot < count(); ++slot) {
+    Link& link = links_[static_cast<size_t>(slot)];
+    if (!has_memory_of_worker(link)) continue;
+    const std::scoped_lock lock(link.taking);
+    if (!link.has_memory) note_memory(link);
+  }
+}
+
+bool Slots::has_memory_of_worker(const Link& link) const noexcept {
+  return look(control().record(static_cast<uint32_t>(&link - links_.data())).has_memory) != 0;
+}
+
 // Of a slot that was promised it. Requires taking.
 void Slots::note_memory(Link& link) noexcept {
   link.has_memory = true;
+  publish(control().record(static_cast<uint32_t>(&link - links_.data())).has_memory, 1U);
   promised.fetch_sub(plan_.slot_nbytes, std::memory_order_relaxed);
   promised_.fetch_sub(plan_.slot_nbytes, std::memory_order_relaxed);
 }
@@ -194,7 +225,7 @@ void Slots::populate_slot(int32_t slot) {
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
     os::commit(file_, file_offset(slot), nbytes, slots_text(1, nbytes));
-    if (plan_.control_nbytes != 0) return;  // map_slot() populates
+    if (plan_.has_processes) return;  // map_slot() populates
   } else {
     os::check_room(nbytes, slots_text(1, nbytes));
   }
@@ -215,6 +246,7 @@ int32_t Slots::make_slot() {
     Link& link = links_[static_cast<size_t>(slot)];
     const std::scoped_lock lock(link.taking);
     link.has_memory = true;
+    publish(control().record(static_cast<uint32_t>(slot)).has_memory, 1U);
   }
   if (!pins_.empty()) {
     try {
@@ -270,6 +302,18 @@ void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t ind
   });
 }
 
+void Slots::note_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index, int64_t begun_ns,
+                      int64_t ready_ns) noexcept {
+  const Link& link = links_[static_cast<size_t>(slot)];
+  if (link.span == trace::kNoSpan) {
+    begin_span(slot, feed, epoch, index);
+    trace::change(link.span, trace::key_of(&link),
+                  [&](trace::Record& record) { record.at_ns[trace::kBegun] = begun_ns; });
+  }
+  trace::change(link.span, trace::key_of(&link),
+                [&](trace::Record& record) { record.at_ns[trace::kReady] = ready_ns; });
+}
+
 void* Slots::lend(int32_t slot) noexcept {
   retain();
   lent_.fetch_add(1, std::memory_order_relaxed);
@@ -298,6 +342,7 @@ void Slots::end_loan(void* owner) noexcept {
   auto* const link = static_cast<Link*>(owner);
   const Ref<Slots> pool = Ref<Slots>::adopt(link->pool);
   pool->lent_.fetch_sub(1, std::memory_order_relaxed);
+  if (pool->process_.is_child()) return;  // the words are those of the parent, too
   pool->give(static_cast<int32_t>(link - pool->links_.data()));
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The slots of a feed: one range of addresses, which is mapped once, and a control part (feed_control.h) whose
-// words say which of them are free (free_slots.h). A slot takes its memory before its first fill, or, if it
-// is sparse, where it is written. The content of a slot is not known here. Slots that other processes map lie
-// in a memory file; with worker processes, their rings lie before them (request_ring.h). Slots on a device,
-// and pinned ones, are one allocation of the driver.
+// The slots of a feed: one range of addresses, which is mapped once, and a control part (feed_control.h)
+// whose words say which of them are free (free_slots.h). A slot takes its memory before its first fill, or,
+// if it is sparse, where it is written. The content of a slot is not known here. Slots that other processes
+// map lie in a memory file; with worker processes, the control part lies before them. Slots on a device, and
+// pinned ones, are one allocation of the driver.
 #pragma once
 
 #include <atomic>
@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fork_mark.h"
 #include "base/os.h"
 #include "base/ref.h"
 #include "base/trace.h"
@@ -32,13 +33,12 @@ inline constexpr char kSlotsFilePrefix[] = "tenon-slots";
 // How many, of what size, and where.
 struct SlotsPlan {
   int32_t count = 0;
-  size_t slot_nbytes = 0;  // a multiple of the page size
-  int32_t most = 0;        // up to which they may grow, if the table has room for them; 0: they do not
-  int32_t spares = 0;      // how many more may replace others
-  bool is_shared = false;  // in a memory file
-  bool is_sparse = false;  // a slot takes memory where it is written, and not when it is made
-  // Of a memory file that worker processes fill: what lies before the slots; a multiple of the page size.
-  size_t control_nbytes = 0;
+  size_t slot_nbytes = 0;      // a multiple of the page size
+  int32_t most = 0;            // up to which they may grow, if the table has room for them; 0: they do not
+  int32_t spares = 0;          // how many more may replace others
+  bool is_shared = false;      // in a memory file
+  bool is_sparse = false;      // a slot takes memory where it is written, and not when it is made
+  bool has_processes = false;  // worker processes map the memory file, with the control part
   // TENON_CUDA, TENON_CUDA_HOST: they do not grow, and are neither shared nor sparse.
   tenon_device device{TENON_CPU, 0};
 };
@@ -59,7 +59,7 @@ class Slots : public FreeSlots {
   int32_t most() const noexcept { return plan_.most + plan_.spares; }
   size_t slot_nbytes() const noexcept { return plan_.slot_nbytes; }
   std::byte* data(int32_t slot) const noexcept {
-    return memory_ + plan_.control_nbytes + static_cast<size_t>(slot) * plan_.slot_nbytes;
+    return memory_ + slots_at_ + static_cast<size_t>(slot) * plan_.slot_nbytes;
   }
   bool is_sparse() const noexcept { return plan_.is_sparse; }
   tenon_device device() const noexcept { return plan_.device; }
@@ -87,6 +87,8 @@ class Slots : public FreeSlots {
   // not use the heap, whose locks a fork holds. Leaves a slot to take_memory() if it is large
   // (os::try_commit) or there is no memory.
   void try_take_memory(int32_t slot) noexcept;
+  // What worker processes have taken is not promised any more.
+  void note_memory_of_workers() noexcept;
 
   // Takes memory for a part of a sparse slot, which its holder is going to write. Fails with kNoMemory.
   void commit(int32_t slot, uint64_t at, uint64_t nbytes);
@@ -103,6 +105,9 @@ class Slots : public FreeSlots {
     const Link& link = links_[static_cast<size_t>(slot)];
     trace::mark(link.span, trace::key_of(&link), at);
   }
+  // The same of what a worker process has done: begins the span if there is none.
+  void note_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index, int64_t begun_ns,
+                 int64_t ready_ns) noexcept;
 
   // Lends a taken slot to a user outside of the feed. The result must be passed to end_loan() exactly once,
   // after the last use of the slot; the slot is then free.
@@ -132,22 +137,26 @@ class Slots : public FreeSlots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  void make_control(FeedHead head, std::string_view schema);
+  void set_control(const FeedControl& control) noexcept;
+  FeedHead head_of(FeedHead head, size_t schema_nbytes) const;
   bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
   bool takes_memory() const noexcept { return is_on_host() && !plan_.is_sparse; }
   void populate_slot(int32_t slot);
   size_t file_offset(int32_t slot) const noexcept { return static_cast<size_t>(data(slot) - memory_); }
   void note_memory(Link& link) noexcept;
-  void make_memory();
+  bool has_memory_of_worker(const Link& link) const noexcept;
+  void make_memory(const FeedHead& head, std::string_view schema);
   void drop_memory() noexcept;
   int32_t make_slot();
   void end_span(Link& link) noexcept;
 
   // Constant after construction.
   const SlotsPlan plan_;
-  std::byte* control_memory_ = nullptr;
+  const ForkMark process_;
+  size_t slots_at_ = 0;                  // of a file with a control part, its size
+  size_t nbytes_;                        // addresses; the memory of the slots that there are is taken
+  std::byte* control_memory_ = nullptr;  // of a control part that is not in the file
   size_t control_nbytes_ = 0;
-  const size_t nbytes_;  // addresses; the memory of the slots that there are is taken
   os::File file_;
   std::byte* memory_ = nullptr;
   std::atomic<size_t> promised_{0};      // of the slots that have not taken it yet

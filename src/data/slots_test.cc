@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -166,7 +167,7 @@ TEST(Slots, ASlotTakesItsMemoryWhenItIsFirstUsed) {
 SlotsPlan plan_with_control(int32_t count, size_t slot_nbytes) {
   SlotsPlan plan{count, slot_nbytes};
   plan.is_shared = true;
-  plan.control_nbytes = kPage;
+  plan.has_processes = true;
   return plan;
 }
 
@@ -243,6 +244,24 @@ TEST(Slots, NoTwoThreadsEverHaveOneSlot) {
   std::set<int32_t> all;
   for (int i = 0; i < 3; ++i) all.insert(slots->take());
   EXPECT_EQ(all.size(), 3u);
+}
+
+TEST(Slots, AForkedChildFreesNoSlotOfItsParent) {
+  const Ref<Slots> slots = Slots::create(plan_with_control(1, kPage));
+  const int32_t slot = slots->take();
+  void* const loan = slots->lend(slot);
+  const pid_t child = fork();
+  if (child == 0) {
+    Slots::end_loan(loan);
+    _exit(slots->lent() == 0 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(slots->has_free());
+  EXPECT_EQ(slots->lent(), 1);
+  Slots::end_loan(loan);
+  EXPECT_TRUE(slots->has_free());
 }
 
 }  // namespace

@@ -146,28 +146,6 @@ void Workers::start_beside(FillLoop& loop) noexcept {
   }
 }
 
-// A generator may start threads in their place.
-void Workers::start_processes() {
-  const bool may_be_threads = generator_.start != nullptr;
-  for (int32_t i = 0; may_be_threads && i < count_; ++i) expect_thread(loops_[static_cast<size_t>(i)]);
-  processes_->start();
-  int32_t threads = 0;
-  for (int32_t i = 0; may_be_threads && i < count_; ++i) {
-    FillLoop& loop = loops_[static_cast<size_t>(i)];
-    if (!processes_->has_process(i)) {
-      are_started_ = true;
-      ++threads;
-      (void)note_start(loop, false);
-      continue;
-    }
-    const std::scoped_lock lock(mutex_);
-    loop.started = Started::kNo;
-    loop.is_starting = false;
-    loop.since_ns().store(FillLoop::kIdle, std::memory_order_relaxed);
-  }
-  has_processes_ = threads < count_;
-}
-
 // Those that have not left are threads that the generator has started, and run code of their own: this one,
 // or others, which leave when they ask for the next fill. One that waits for it leaves at once. Requires
 // mutex_.
@@ -205,7 +183,7 @@ Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
     queue_.stop();  // no memory for a message: nothing more comes
   }
   if (taken == JobTake::kJob) {
-    request = fill_request(loop.job(), loop);
+    request = fill_request(loop.job, loop);
     return taken;
   }
   working_for_ = outer;
@@ -218,7 +196,7 @@ Workers::JobTake Workers::next_fill(FillLoop& loop, const Deadline& deadline,
 }
 
 void Workers::commit(FillLoop& loop, uint64_t nbytes) {
-  const int32_t slot = loop.job().slot;
+  const int32_t slot = loop.job.slot;
   commit_fields(layout_, slots_->data(slot), slots_->is_sparse(), nbytes,
                 [&](uint64_t at, uint64_t n) { slots_->commit(slot, at, n); });
 }
@@ -228,8 +206,8 @@ bool Workers::answer(FillLoop& loop, FillResult& result, const char* message) no
   try {
     if (result.code != 0 && message != nullptr)
       result.message.assign(message, strnlen(message, kMessageSize - 1));
-    loop.filling->check_fill(loop.job(), result);
-    if (trace::is_on()) note_fill(loop.worker, loop.job(), result);
+    loop.filling->check_fill(loop.job, result);
+    if (trace::is_on()) note_fill(loop.worker, loop.job, result);
     if (end(loop, result)) {
       note_outside(loop);
       return true;

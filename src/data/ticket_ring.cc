@@ -230,9 +230,9 @@ void TicketRing::seek(FeedPosition position) {
   has_start_ = true;
 }
 
-FeedPosition TicketRing::position() {
+FeedPosition TicketRing::position(bool looks) {
   const std::scoped_lock lock(consuming_);
-  if (is_active_) (void)look_at_front();
+  if (is_active_ && looks) (void)look_at_front();
   const uint64_t place = place_of(next_);
   // At the end of this rank's batches others may have some. An end that the generator has said counts once
   // the consumer has seen it: the position does not depend on how far ahead the workers are.
@@ -329,8 +329,8 @@ void TicketRing::stop() {
   notify_consumers();
 }
 
-// The loop has one ticket at most. A row of docs/dev/slots.md for each kind of word; a word that changes while
-// it is looked at is another thread's, or was left, and is looked at again.
+// The loop has one ticket at most. A row of docs/dev/slots.md for each kind of word; a word that changes
+// while it is looked at is another thread's, or was left, and is looked at again.
 bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ticket)>& settle_dead) {
   constexpr int kMostLooks = 3;
   const uint32_t dead = Slots::kFirstLoop + static_cast<uint32_t>(loop);
@@ -340,8 +340,8 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
       const uint64_t word = table_.word(slot), number = SlotWord::number(word);
       const bool counts = number >= base() && table_.slot_of(number) == slot;
       if (SlotWord::kind(word) == SlotWord::kReady) {
-        // It died before it looked at the base, or had given back the slot of a ticket that it skips; or before
-        // it said that its ticket has ended the round.
+        // It died before it looked at the base, or had given back the slot of a ticket that it skips; or
+        // before it said that its ticket has ended the round.
         if (!counts) {
           (void)drop_settled(slot, word);
         } else if (const Outcome outcome = impl::look(record(slot).outcome);
@@ -369,7 +369,6 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
   impl::publish(record.answered, impl::look(record.asked));
   impl::publish(record.number, uint64_t{0});
   impl::publish(record.is_asleep, 0U);
-  impl::publish(record.end, uint32_t{LoopRecord::kNone});
   for (LoopRecord::Report& report : record.reports) {
     uint32_t written = LoopRecord::Report::kWritten;  // not to its end
     (void)exchange(report.state, written, uint32_t{LoopRecord::Report::kFree});

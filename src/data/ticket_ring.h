@@ -78,7 +78,8 @@ class TicketRing : public Tickets {
   void seek(FeedPosition position);
   // The epoch, and the place of the epoch up to which all ranks have delivered, when each has delivered as
   // many as this one. If no epoch runs, where begin() would begin.
-  FeedPosition position();
+  // looks: passes what is skipped. Not in a forked child, where the words are those of the parent.
+  FeedPosition position(bool looks = true);
   // kFailure ends the epoch; kEnd: no epoch runs any more. Waits at most timeout_ns (< 0: for ever).
   NextBatch next(int64_t timeout_ns, Delivery& item);
   // The consumer has waited elsewhere, too.
@@ -104,8 +105,8 @@ class TicketRing : public Tickets {
 
   // The process that ran this loop, for the worker of the same number, has died: gives back what it had, and
   // makes the loop ready for its successor. settle_dead settles or asks a ticket that it was filling. True:
-  // there was one that counts. Requires that the process writes nothing more, and that no successor is started
-  // before this returns.
+  // there was one that counts. Requires that the process writes nothing more, and that no successor is
+  // started before this returns.
   bool reclaim(int32_t loop, const std::function<void(const Ticket& ticket)>& settle_dead);
 
   // For statistics and messages.

@@ -120,6 +120,7 @@ void Tickets::write_record(const Ticket& ticket, uint32_t holder) const noexcept
   impl::publish(to.notes, 0U);
   impl::publish(to.loop, static_cast<int32_t>(holder) - static_cast<int32_t>(FreeSlots::kFirstLoop));
   impl::publish(to.attempt, 0);
+  impl::publish(to.pid, int64_t{0});
 }
 
 Tickets::TicketTake Tickets::take(int32_t worker, Ticket& ticket) const noexcept {
@@ -303,6 +304,13 @@ bool Tickets::is_past(const Ticket& ticket) const noexcept {
   return is_stopped() || ticket.number < base() || ticket.number <= table_.passed() ||
          (closed >= ticket.round && ticket.number >= closed) || SlotWord::kind(word) != SlotWord::kHeld ||
          SlotWord::number(word) != ticket.number;
+}
+
+int32_t Tickets::worker_of(const Ticket& ticket) const noexcept {
+  Round round;
+  SlotTable::Turn turn;
+  if (!read_round(round, turn) || ticket.round != round.base) return 0;
+  return static_cast<int32_t>(worker_of(round, ticket.place));
 }
 
 int32_t Tickets::count_ready() const noexcept {

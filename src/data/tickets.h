@@ -71,6 +71,8 @@ class Tickets {
   bool start_state(const Ticket& ticket, int32_t worker, KnownState& known) const;
   // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket) const noexcept;
+  // With round_robin: the worker that fills the ticket. 0 if it is past.
+  int32_t worker_of(const Ticket& ticket) const noexcept;
   // A batch waits for a consumer.
   bool has_ready() const noexcept { return count_ready() > 0; }
 

@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
+#include <span>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "data/slots.h"
@@ -17,10 +20,25 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int64_t kLookNs = 200'000'000;  // between two looks whether the feed's process lives
+// The schema as the feed's process has it: one that is decoded has its fields closer together.
+Ref<Schema> read_schema(const std::byte* memory, const FeedHead& head) {
+  // A copy: a process may write to the memory meanwhile.
+  const std::byte* const begin = memory + head.parts.schema_at;
+  const std::vector<std::byte> bytes(begin, begin + head.parts.schema_nbytes);
+  std::span<const std::byte> rest = bytes;
+  const Ref<Schema> decoded = Schema::decode(&rest);
+  std::vector<tenon_field> fields;
+  for (const SchemaField& field : decoded->fields()) fields.push_back(field.described());
+  return Schema::make(fields);
+}
 
-size_t fields_of(const std::byte* memory) {
-  return static_cast<size_t>(reinterpret_cast<const RingsHead*>(memory)->fields);
+// Whether the slots are those of the schema, and lie within the file.
+bool are_slots_of(const FeedHead& head, const Schema& schema) {
+  uint64_t nbytes = 0;
+  return head.fields == static_cast<int32_t>(schema.fields().size()) && head.rows == schema.rows() &&
+         head.layout == SlotLayout::of(schema, head.layout.attachment_nbytes, head.layout.state_nbytes) &&
+         !__builtin_mul_overflow(static_cast<uint64_t>(head.most), head.layout.slot_nbytes, &nbytes) &&
+         head.slots_at <= head.nbytes && nbytes <= head.nbytes - head.slots_at;
 }
 
 }  // namespace
@@ -66,128 +84,181 @@ std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
     throw_error(Code::kNotFound, "process ", link.process.pid, " has no feed that worker ", link.loop,
                 " could join: it is closed, or its process has ended");
   }
-  RingsHead head{};
-  const bool is_feed = os::read_at(file, 0, &head, sizeof head) && head.magic == kFeedMagic;
-  if (!is_feed || head.version != kFeedVersion || link.loop < 0 || link.loop >= head.rings) {
+  FeedHead head{};
+  Joined joined;
+  Ref<Schema> schema;
+  try {
+    if (!os::read_at(file, 0, &head, sizeof head)) throw_error(Code::kValue, "it is cut");
+    check_head(head, os::size_of(file));
+    if (link.loop < 0 || link.loop >= head.workers || head.nbytes != os::size_of(file))
+      throw_error(Code::kValue, "it has no such worker");
+    joined.nbytes = head.nbytes;
+    joined.memory = os::map(file, 0, head.nbytes, true, kHugePage);
+    schema = read_schema(joined.memory, head);
+    if (!are_slots_of(head, *schema)) throw_error(Code::kValue, "its slots are not those of its schema");
+  } catch (const Error& e) {
+    if (e.code() != Code::kValue && e.code() != Code::kType) throw;
     throw_error(Code::kValue, "process ", link.process.pid,
-                " runs another version of Tenon, or has no worker ", link.loop);
+                " runs another version of Tenon, or has no worker ", link.loop, ": ", e.what());
   }
-  std::byte* const memory = os::map(file, 0, head.nbytes, true, 2 << 20);
+  joined.file = std::move(file);
   if (static_cast<uint32_t>(getppid()) == link.process.pid) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto worker = std::make_unique<ProcessWorker>(memory, link.loop);
-  worker->file_ = std::move(file);
-  return worker;
+  const FeedControl control(joined.memory, head);
+  return std::unique_ptr<ProcessWorker>(
+      new ProcessWorker(std::move(joined), nullptr, control, std::move(schema), link.loop));
 }
 
-ProcessWorker::ProcessWorker(std::byte* memory, int32_t ring)
-    : memory_(memory),
-      head_(*reinterpret_cast<const RingsHead*>(memory)),
-      ring_(ring_of(memory, fields_of(memory), static_cast<size_t>(ring))),
-      number_(ring),
-      fields_(fields_of(memory)),
-      shapes_(fields_of(memory)),
-      // What a predecessor was asked, and has not answered, is asked anew.
-      done_(ring_.answered.load(std::memory_order_relaxed)),
-      has_pages_((head_.nbytes - head_.slots_at) / head_.layout.slot_nbytes, head_.has_sparse_slots) {}
-
-ProcessWorker::~ProcessWorker() {
-  if (file_) os::unmap(memory_, head_.nbytes);
+ProcessWorker::Joined::~Joined() {
+  if (memory != nullptr) os::unmap(memory, nbytes);
 }
 
-size_t ProcessWorker::offset_of(int32_t slot) const noexcept {
-  return head_.slots_at + static_cast<size_t>(slot) * head_.layout.slot_nbytes;
+ProcessWorker::ProcessWorker(const FeedControl& control, Ref<Schema> schema, const os::File& file,
+                             int32_t number)
+    : ProcessWorker(Joined(), &file, control, std::move(schema), number) {}
+
+ProcessWorker::ProcessWorker(Joined joined, const os::File* file, const FeedControl& control,
+                             Ref<Schema> schema, int32_t number)
+    : joined_(std::move(joined)),
+      file_(file != nullptr ? *file : joined_.file),
+      control_(control),
+      schema_(std::move(schema)),
+      number_(number),
+      record_(control_.loop(number)),
+      filling_(FreeSlots(control_), data(0), schema_, number, hooks()),
+      fields_(schema_->fields().size()),
+      shapes_(fields_.size()),
+      has_pages_(static_cast<size_t>(control_.head().most), control_.head().has(kHasSparseSlots)) {
+  // A predecessor's generator is lost with it.
+  if (look(record_.asked) != 0) filling_.lose_state();
 }
 
-bool ProcessWorker::is_feed_alive() const noexcept { return !os::has_ended({head_.pid, head_.start}); }
+ProcessWorker::~ProcessWorker() = default;
 
-// False: it is late, or over.
-bool ProcessWorker::wait_for_request(int64_t timeout_ns) {
-  const auto has_request = [this] {
-    // pairs with: WorkerProcesses::ask, "a request"
-    return ring_.asked.load(std::memory_order_acquire) != done_ ||
-           ring_.is_over.load(std::memory_order_relaxed) != 0;
+Filling::Hooks ProcessWorker::hooks() noexcept {
+  Filling::Hooks hooks;
+  hooks.take_memory = [](void* self, int32_t slot, std::string& reason) {
+    return static_cast<ProcessWorker*>(self)->take_memory(slot, reason);
   };
-  if (has_request()) return true;
-  const int64_t began = now_ns();
-  bool has = SpinBudget::poll(timeout_ns == 0 ? 0 : short_wait_.budget_ns(), has_request);
+  hooks.self = this;
+  return hooks;
+}
+
+bool ProcessWorker::is_feed_alive() const noexcept {
+  return !os::has_ended({control_.head().pid, control_.head().start});
+}
+
+// The feed's process has this one killed, or will, and gives back what it has. It settles nothing more.
+void ProcessWorker::end_self() const noexcept {
+  (void)kill(getpid(), SIGKILL);
+  _exit(1);
+}
+
+// Of a slot that this worker has, so no other process takes its memory now.
+bool ProcessWorker::take_memory(int32_t slot, std::string& reason) noexcept try {
+  SlotRecord& record = control_.record(static_cast<uint32_t>(slot));
+  if (control_.head().has(kHasSparseSlots) || look(record.has_memory) != 0) return true;
+  const uint64_t nbytes = control_.head().layout.slot_nbytes;
+  os::commit(file_, offset_of(slot), nbytes, concat("1 slot of ", nbytes, " bytes"));
+  publish(record.has_memory, 1U);
+  return true;
+} catch (const std::exception& e) {
+  reason = e.what();
+  return false;
+}
+
+// From now on it is busy, or idle. One that took too long before is killed: then this changes nothing.
+void ProcessWorker::note_busy(int64_t since_ns) noexcept {
+  // pairs with: WorkerProcesses::kill_late, "what a loop is busy with"
+  int64_t now = record_.since_ns.load(std::memory_order_acquire);
+  // pairs with: WorkerProcesses::kill_late, "what a loop is busy with"
+  if (now == FillLoop::kAbandoned ||
+      !record_.since_ns.compare_exchange_strong(now, since_ns, std::memory_order_acq_rel))
+    end_self();
+}
+
+Filling::JobTake ProcessWorker::take_job(int64_t timeout_ns) {
   const Deadline deadline(timeout_ns);
-  while (!has && !deadline.has_passed()) {
-    // pairs with: WorkerProcesses::ask, "the worker sleeps"
-    ring_.is_worker_asleep.store(1, std::memory_order_seq_cst);
-    // pairs with: WorkerProcesses::ask, "the worker sleeps"
-    if (ring_.asked.load(std::memory_order_seq_cst) == done_) {
-      const os::Sleep sleep{&ring_.asked, done_};
-      os::sleep_on(&sleep, 1, std::min(deadline.left_ns(), kLookNs));
-    }
-    ring_.is_worker_asleep.store(0, std::memory_order_relaxed);
-    has = has_request();
-    if (!has && !is_feed_alive()) ring_.is_over.store(1, std::memory_order_relaxed);
+  auto taken = filling_.take_job(Deadline::from_first_look(0), job_);
+  while (taken == Filling::JobTake::kNone && !deadline.has_passed()) {
+    store(record_.is_asleep, 1U);
+    taken = filling_.take_job(Deadline(std::min(deadline.left_ns(), Event::kLookNs)), job_);
+    store(record_.is_asleep, 0U);
+    if (taken == Filling::JobTake::kNone && !is_feed_alive()) return Filling::JobTake::kOver;
   }
-  short_wait_.note(now_ns() - began);
-  return has || has_request();
+  return taken;
 }
 
 Worker::Received ProcessWorker::next(int64_t timeout_ns) {
   if (has_left_) return Received::kOver;
-  const Deadline deadline(timeout_ns);
-  while (true) {
-    if (!wait_for_request(timeout_ns <= 0 ? timeout_ns : std::max<int64_t>(deadline.left_ns(), 0)))
-      return Received::kLate;
-    if (ring_.is_over.load(std::memory_order_relaxed) != 0) {
-      has_left_ = true;
-      return Received::kOver;
-    }
-    const Ticket& asked = ring_.requests[done_ % kRingEntries];
-    if (asked.round != ended_.round || asked.place < ended_.place) break;
-    since_ns_ = now_ns();
-    answer(TENON_END_OF_EPOCH, nullptr);
+  if (has_request_) return Received::kRequest;
+  note_busy(FillLoop::kIdle);
+  const Filling::JobTake taken = take_job(timeout_ns);
+  if (taken != Filling::JobTake::kJob) {
+    has_left_ = taken == Filling::JobTake::kOver;
+    note_busy(FillLoop::outside(now_ns()));
+    return has_left_ ? Received::kOver : Received::kLate;
   }
-  const Ticket& asked = ring_.requests[done_ % kRingEntries];
-  std::byte* const slot = memory_ + offset_of(asked.slot);
-  if (!has_pages_[static_cast<size_t>(asked.slot)]) {
-    map_slot(head_.layout, slot, false, [] { return false; });
-    has_pages_[static_cast<size_t>(asked.slot)] = true;
+  if (!has_pages_[static_cast<size_t>(job_.slot)]) {
+    map_slot(control_.head().layout, data(job_.slot), false, [] { return false; });
+    has_pages_[static_cast<size_t>(job_.slot)] = true;
   }
-  int64_t* shape = head_.layout.shapes(slot);
-  for (size_t i = 0; i < fields_.size(); ++i) {
-    fields_[i] = slot + head_.places[i].offset;
-    shapes_[i] = shape;
-    shape += head_.places[i].ndim;
-  }
-  request_ = fill_request_of(asked, head_.layout, slot, fields_.data(), shapes_.data());
-  request_.worker = number_;
-  request_.rows = head_.rows;
+  filling_.put_state(job_);
+  set_request();
   since_ns_ = now_ns();
+  store(record_.epoch, job_.epoch);
+  store(record_.index, job_.index);
+  store(record_.number, job_.number);
+  store(record_.asked, record_.asked.load(std::memory_order_relaxed) + 1);
+  note_busy(FillLoop::in_fill(since_ns_));
   has_request_ = true;
   return Received::kRequest;
 }
 
+void ProcessWorker::set_request() {
+  std::byte* const slot = data(job_.slot);
+  int64_t* shape = control_.head().layout.shapes(slot);
+  for (size_t i = 0; i < fields_.size(); ++i) {
+    fields_[i] = slot + schema_->fields()[i].offset;
+    shapes_[i] = shape;
+    shape += schema_->fields()[i].shape.size();
+  }
+  request_ = fill_request_of(job_, control_.head().layout, slot, fields_.data(), shapes_.data());
+  request_.worker = number_;
+  request_.rows = control_.head().rows;
+}
+
 void ProcessWorker::commit(uint64_t nbytes) {
   if (!has_request_) throw_no_request(nbytes);
-  const size_t offset = offset_of(ring_.requests[done_ % kRingEntries].slot);
-  commit_fields(head_.layout, memory_ + offset, head_.has_sparse_slots, nbytes, [&](uint64_t at, uint64_t n) {
-    if (file_) os::commit(file_, offset + at, n, concat("a batch of ", nbytes, " bytes"));
-    os::populate(memory_ + offset + at, n, true);
-  });
+  const uint64_t offset = offset_of(job_.slot);
+  commit_fields(control_.head().layout, data(job_.slot), control_.head().has(kHasSparseSlots), nbytes,
+                [&](uint64_t at, uint64_t n) {
+                  os::commit(file_, offset + at, n, concat("a batch of ", nbytes, " bytes"));
+                  os::populate(data(job_.slot) + at, n, true);
+                });
 }
 
 void ProcessWorker::answer(int32_t code, const char* message) noexcept {
-  has_request_ = false;
-  const Ticket& asked = ring_.requests[done_ % kRingEntries];
-  if (code == TENON_END_OF_EPOCH && (asked.round != ended_.round || asked.place < ended_.place))
-    ended_ = asked;
-  RingAnswer& answer = ring_.answers[done_ % kRingEntries];
-  answer.code = code;
-  answer.began_ns = since_ns_;
-  answer.fill_ns = static_cast<uint64_t>(now_ns() - since_ns_);
-  std::strncpy(answer.message, message != nullptr ? message : "", sizeof answer.message - 1);
-  answer.message[sizeof answer.message - 1] = '\0';
-  // pairs with: WorkerProcesses::has_answer, "an answer"
-  ring_.answered.store(++done_, std::memory_order_release);
-  // pairs with: WorkerProcesses::await, "the feed sleeps"
-  ring_.changes.fetch_add(1, std::memory_order_seq_cst);
-  // pairs with: WorkerProcesses::await, "the feed sleeps"
-  if (ring_.is_feed_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(ring_.changes);
+  if (!std::exchange(has_request_, false)) return;
+  FillResult result;
+  result.code = code;
+  result.pid = getpid();
+  result.began_ns = since_ns_;
+  result.fill_ns = static_cast<uint64_t>(now_ns() - since_ns_);
+  try {
+    if (code != 0 && message != nullptr) result.message.assign(message, strnlen(message, kMessageSize - 1));
+    filling_.check_fill(job_, result);
+    note_busy(FillLoop::outside(now_ns()));
+    if (filling_.is_retried(job_, result)) {
+      // A process may be left in any state by a fill that fails. So a new one fills the batch again.
+      end_self();
+    }
+    filling_.settle(job_, result);
+  } catch (const std::exception&) {
+    end_self();  // no memory for a message
+  }
+  store(record_.last_fill_ns, result.fill_ns);
+  store(record_.answered, record_.answered.load(std::memory_order_relaxed) + 1);
+  publish(record_.number, uint64_t{0});
 }
 
 }  // namespace tenon::impl

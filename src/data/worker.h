@@ -7,11 +7,15 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/os.h"
-#include "base/spin_budget.h"
-#include "data/request_ring.h"
+#include "base/ref.h"
+#include "data/feed_control.h"
+#include "data/fill_loop.h"
+#include "data/filling.h"
+#include "ipc/schema.h"
 #include "tenon/tenon.h"
 
 namespace tenon::impl {
@@ -55,35 +59,58 @@ class Worker {
   int64_t since_ns_ = 0;  // when the current one was taken
 };
 
+// Takes tickets and settles them by the same functions as a thread of the feed (filling.h), over the feed's
+// control part. Its process may be killed or stopped at any store: WorkerProcesses gives back what it has.
 class ProcessWorker final : public Worker {
  public:
   static std::unique_ptr<ProcessWorker> join(const WorkerLink& link);
-  // For a child that the feed has forked: it has the memory.
-  ProcessWorker(std::byte* memory, int32_t ring);
+  // For a child that the feed has forked: it has the memory, and the file, which is the caller's.
+  ProcessWorker(const FeedControl& control, Ref<Schema> schema, const os::File& file, int32_t number);
   ~ProcessWorker() override;
 
-  // Requests that were made ahead behind the end of an epoch, which this worker has told of, are answered
-  // here.
   Received next(int64_t timeout_ns) override;
   void commit(uint64_t nbytes) override;
   void answer(int32_t code, const char* message) noexcept override;
 
  private:
-  bool wait_for_request(int64_t timeout_ns);
-  size_t offset_of(int32_t slot) const noexcept;
+  // A mapping of the feed's file.
+  struct Joined {
+    os::File file;
+    std::byte* memory = nullptr;
+    uint64_t nbytes = 0;
+
+    Joined() = default;
+    Joined(Joined&& other) noexcept
+        : file(std::move(other.file)), memory(std::exchange(other.memory, nullptr)), nbytes(other.nbytes) {}
+    ~Joined();
+  };
+  ProcessWorker(Joined joined, const os::File* file, const FeedControl& control, Ref<Schema> schema,
+                int32_t number);
+
+  Filling::Hooks hooks() noexcept;
+  bool take_memory(int32_t slot, std::string& reason) noexcept;
+  Filling::JobTake take_job(int64_t timeout_ns);
+  void set_request();
+  [[noreturn]] void end_self() const noexcept;
+  void note_busy(int64_t since_ns) noexcept;
+  std::byte* data(int32_t slot) const noexcept { return control_.base() + offset_of(slot); }
+  uint64_t offset_of(int32_t slot) const noexcept {
+    const FeedHead& head = control_.head();
+    return head.slots_at + static_cast<uint64_t>(slot) * head.layout.slot_nbytes;
+  }
   bool is_feed_alive() const noexcept;
 
-  os::File file_;  // empty: the memory is not this object's
-  std::byte* const memory_;
-  const RingsHead& head_;
-  RequestRing& ring_;
+  const Joined joined_;   // of one that has joined
+  const os::File& file_;  // of the feed's memory
+  const FeedControl control_;
+  const Ref<Schema> schema_;
   const int32_t number_;
+  LoopRecord& record_;
+  Filling filling_;
+  Job job_;
   std::vector<void*> fields_;
   std::vector<int64_t*> shapes_;
-  uint32_t done_ = 0;            // requests so far
   std::vector<bool> has_pages_;  // by slot: its pages are in this process' table, as far as they can be
-  Ticket ended_{};               // before which an epoch has ended; round 0: none
-  SpinBudget short_wait_;
 };
 
 }  // namespace tenon::impl

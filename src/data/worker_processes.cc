@@ -19,6 +19,7 @@
 #include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "data/fill_loop.h"
 #include "data/generator_call.h"
 #include "data/worker.h"
 #include "sync/actor.h"
@@ -33,8 +34,12 @@
 namespace tenon::impl {
 namespace {
 
-constexpr int32_t kUnknownStatus = -1;  // other code of this process has waited for the worker
-constexpr int kLookMs = 1'000;          // between two looks whether other code has closed a descriptor
+constexpr int32_t kUnknownStatus = -1;       // other code of this process has waited for the worker
+constexpr int64_t kLookNs = kSecond;         // between two looks whether other code has closed a descriptor
+constexpr int64_t kOwedLookNs = 10'000'000;  // between two looks whether a batch can tell of an end
+constexpr int64_t kShortestLookNs = 1'000'000;
+// How long a worker process may take to end by itself.
+constexpr int64_t kGraceNs = 400'000'000;
 
 os::File pidfd_open(int64_t pid) noexcept {
   return os::File(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))).keep();
@@ -74,8 +79,8 @@ int32_t status_of(const siginfo_t& info) noexcept {
 }
 
 // What a forked worker does.
-[[noreturn]] void run_worker(const tenon_generator& generator, std::byte* memory, int32_t number,
-                             pid_t feed) noexcept {
+[[noreturn]] void run_worker(const tenon_generator& generator, const FeedControl& control, Ref<Schema> schema,
+                             const os::File& file, int32_t number, pid_t feed) noexcept {
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != feed) _exit(0);  // it has ended already
   // On Ctrl-C the feed's process ends this one. The signal handlers of the feed's process do not run here.
@@ -86,67 +91,64 @@ int32_t status_of(const siginfo_t& info) noexcept {
   sigset_t none;
   sigemptyset(&none);
   (void)pthread_sigmask(SIG_SETMASK, &none, nullptr);
-  ProcessWorker worker(memory, number);
+  ProcessWorker worker(control, std::move(schema), file, number);
   serve(generator, worker, number);
 }
 
 }  // namespace
 
-WorkerProcesses::WorkerProcesses(const tenon_generator& generator, const Schema& schema,
-                                 const SlotLayout& layout, Ref<Slots> slots, int32_t workers, uint32_t feed)
-    : generator_(generator),
-      slots_(std::move(slots)),
-      layout_(layout),
-      fields_(schema.fields().size()),
-      feed_(feed),
-      peers_(static_cast<size_t>(workers)),
-      has_pages_(static_cast<size_t>(slots_->most()), slots_->is_sparse()) {
-  auto* const head = new (slots_->memory()) RingsHead{};
-  const os::Process process = os::this_process();
-  head->version = kFeedVersion;
-  head->pid = process.pid;
-  head->start = process.start;
-  head->nbytes = os::size_of(slots_->file());
-  head->rings = workers;
-  head->slots = slots_->count();
-  head->fields = static_cast<int32_t>(fields_);
-  head->rows = schema.rows();
-  head->slots_at = static_cast<uint64_t>(slots_->data(0) - slots_->memory());
-  head->has_sparse_slots = slots_->is_sparse();
-  head->layout = layout;
-  for (size_t i = 0; i < fields_; ++i) {
-    head->places[i] = {schema.fields()[i].offset, static_cast<int32_t>(schema.fields()[i].shape.size())};
+TicketFailure WorkerProcesses::End::as_failure(int32_t worker) const noexcept {
+  TicketFailure result;
+  result.kind = has_hung ? TENON_HUNG : TENON_DIED;
+  result.code = -1;
+  result.worker = worker;
+  result.set_message(failure.c_str());
+  if (!failure.empty()) return result;
+  result.pid = pid;
+  if (has_hung || status == kUnknownStatus) return result;
+  if (WIFSIGNALED(status)) {
+    result.exit_signal = WTERMSIG(status);
+  } else {
+    result.exit_code = WEXITSTATUS(status);
   }
-  for (int32_t i = 0; i < workers; ++i) new (&ring(i)) RequestRing{};
-  head->magic = kFeedMagic;
+  return result;
 }
 
-RequestRing& WorkerProcesses::ring(int32_t worker) const noexcept {
-  return ring_of(slots_->memory(), fields_, static_cast<size_t>(worker));
-}
+WorkerProcesses::WorkerProcesses(const tenon_generator& generator, Ref<Schema> schema, Ref<Slots> slots,
+                                 uint32_t feed, Feed calls)
+    : generator_(generator),
+      schema_(std::move(schema)),
+      slots_(std::move(slots)),
+      control_(slots_->control()),
+      feed_(feed),
+      calls_(std::move(calls)),
+      peers_(static_cast<size_t>(control_.head().workers)) {}
 
-WorkerProcesses::~WorkerProcesses() { (void)end(0); }
+WorkerProcesses::~WorkerProcesses() { end(); }
 
 void WorkerProcesses::start() {
   wake_ = os::create_event();
   try {
     const BlockedSignals blocked;
-    watcher_ = std::thread([this] { run(); });
+    supervisor_ = std::thread([this] { run(); });
   } catch (const std::system_error& e) {
     throw_error(Code::kSystem, "feed: cannot start the thread that watches the workers: ", e.what());
   }
-  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
+  for (int32_t i = 0; i < workers(); ++i) {
     request_start(i);
     if (i == 0) slots_->try_take_memory(0);  // beside the fork: the first worker fills this slot first
     const std::string failure = await_start(i);
     if (!failure.empty()) throw_error(Code::kOp, failure);
   }
-  restarts_ = 0;
 }
 
-void WorkerProcesses::start_one(int32_t worker) noexcept {
-  RingUser& peer = peers_[static_cast<size_t>(worker)];
+// Returns why there is no process.
+std::string WorkerProcesses::start_one(int32_t worker) noexcept {
+  Peer& peer = peers_[static_cast<size_t>(worker)];
   const bool has_ended = peer.pid.load(std::memory_order_relaxed) != 0;
+  // A start that takes long counts as the worker's own code. Here no one else writes it.
+  // pairs with: WorkerProcesses::kill_late, "what a loop is busy with"
+  control_.loop(worker).since_ns.store(FillLoop::outside(now_ns()), std::memory_order_release);
   int64_t pid = -1;
   std::string failure;
   char text[kMessageSize] = "";
@@ -180,39 +182,34 @@ void WorkerProcesses::start_one(int32_t worker) noexcept {
           generator_.reap(generator_.context, worker, pid, &status);
         }
       } else {
-        const std::scoped_lock lock(mutex_);
         peer.process = std::move(process);
         peer.start = os::start_of(static_cast<uint32_t>(pid));
         peer.pid.store(pid, std::memory_order_relaxed);
-        // pairs with: WorkerProcesses::await, "a process that lives"
-        peer.is_alive.store(true, std::memory_order_release);
+        peer.is_alive.store(true, std::memory_order_relaxed);
       }
     }
   } catch (const std::exception& e) {
     failure = e.what();
   }
-  const std::scoped_lock lock(mutex_);
-  peer.failure = std::move(failure);
-  peer.is_wanted = false;
-  changed_.notify_all();
+  return failure;
 }
 
 int64_t WorkerProcesses::fork_worker(int32_t worker) {
   const pid_t feed = getpid();
   const pid_t pid = fork();
-  if (pid == 0) run_worker(generator_, slots_->memory(), worker, feed);
+  if (pid == 0) run_worker(generator_, control_, schema_, slots_->file(), worker, feed);
   return pid;
 }
 
-// For a process whose pidfd is lost. False: it has ended. Requires the lock.
-bool WorkerProcesses::watch_again(RingUser& peer) noexcept {
+// For a process whose pidfd is lost. False: it has ended.
+bool WorkerProcesses::watch_again(Peer& peer) noexcept {
   const int64_t pid = peer.pid.load(std::memory_order_relaxed);
   if (os::has_ended({static_cast<uint32_t>(pid), peer.start})) return false;
   if (os::File again = pidfd_open(pid)) peer.process = std::move(again);
   return true;
 }
 
-// Requires the lock.
+// Requires mutex_.
 void WorkerProcesses::renew_wake() noexcept {
   try {
     wake_ = os::create_event();
@@ -221,103 +218,225 @@ void WorkerProcesses::renew_wake() noexcept {
   }
 }
 
-// Its process has ended.
+// Its process has ended. What it has is given to others, so this must be true: other code may have closed the
+// descriptor, and its number be another one's.
 void WorkerProcesses::note_end(int32_t worker) noexcept {
-  RingUser& peer = peers_[static_cast<size_t>(worker)];
-  const int64_t pid = peer.pid.load(std::memory_order_relaxed);
-  int32_t status = kUnknownStatus;
+  Peer& peer = peers_[static_cast<size_t>(worker)];
+  const int64_t ended = peer.pid.load(std::memory_order_relaxed);
+  if (!os::has_ended({static_cast<uint32_t>(ended), peer.start})) {
+    if (os::File again = pidfd_open(ended)) {
+      peer.process = std::move(again);
+      return;
+    }
+  }
+  End end;
+  end.pid = peer.pid.load(std::memory_order_relaxed);
+  end.status = kUnknownStatus;
   if (generator_.start != nullptr && generator_.reap != nullptr) {
-    generator_.reap(generator_.context, worker, pid, &status);
+    generator_.reap(generator_.context, worker, end.pid, &end.status);
   } else {
     siginfo_t info{};
     constexpr idtype_t kPidfd = static_cast<idtype_t>(3);  // P_PIDFD
     const int fd = peer.process.fd();
     if (fd < 0) {
       // It may be another child by now.
-      if (waitpid(static_cast<pid_t>(pid), &status, WNOHANG) != pid) status = kUnknownStatus;
+      if (waitpid(static_cast<pid_t>(end.pid), &end.status, WNOHANG) != end.pid) end.status = kUnknownStatus;
     } else if (waitid(kPidfd, static_cast<id_t>(fd), &info, WEXITED) == 0) {
-      status = status_of(info);
+      end.status = status_of(info);
     }
   }
+  peer.process = os::File();
+  peer.is_alive.store(false, std::memory_order_relaxed);
+  LoopRecord& record = control_.loop(worker);
+  end.has_hung = record.since_ns.load(std::memory_order_relaxed) == FillLoop::kAbandoned;
+  const bool is_told = calls_.on_end(worker, end);
+  record.since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
+  store(record.answered, record.asked.load(std::memory_order_relaxed));
+  is_told ? want(worker) : owe(worker, std::move(end));
+}
+
+// It may be started again.
+void WorkerProcesses::want(int32_t worker) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (!is_over_) to_start_.push_back(worker);
+}
+
+void WorkerProcesses::owe(int32_t worker, End end) noexcept {
+  peers_[static_cast<size_t>(worker)].owed = std::move(end);
+  owed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void WorkerProcesses::tell_owed() noexcept {
+  for (int32_t i = 0; i < workers(); ++i) {
+    std::optional<End>& owed = peers_[static_cast<size_t>(i)].owed;
+    if (!owed || !calls_.on_owed(i, *owed)) continue;
+    owed.reset();
+    owed_.fetch_sub(1, std::memory_order_relaxed);
+    want(i);
+  }
+}
+
+// False: there is none to start.
+bool WorkerProcesses::start_next() noexcept {
+  int32_t worker = -1;
   {
     const std::scoped_lock lock(mutex_);
-    peer.process = os::File();
-    peer.status = status;
-    // pairs with: WorkerProcesses::await, "a process that lives"
-    peer.is_alive.store(false, std::memory_order_release);
-    changed_.notify_all();
+    if (to_start_.empty()) return false;
+    worker = to_start_.front();
+    to_start_.pop_front();
   }
-  RequestRing& ring = this->ring(worker);
-  // pairs with: WorkerProcesses::await, "the feed sleeps"
-  ring.changes.fetch_add(1, std::memory_order_seq_cst);
-  os::wake_all(ring.changes);
+  std::string failure = start_one(worker);
+  Peer& peer = peers_[static_cast<size_t>(worker)];
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::exchange(peer.is_wanted, false)) {
+      peer.failure = std::move(failure);
+      changed_.notify_all();
+      return true;
+    }
+  }
+  restarts_.fetch_add(1, std::memory_order_relaxed);
+  if (failure.empty()) return true;
+  control_.loop(worker).since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
+  End end;
+  end.failure = std::move(failure);
+  owe(worker, std::move(end));
+  return true;
+}
+
+// Kills those that take too long: in a fill; and while a consumer waits, also outside of one, or on the way
+// to one. A worker changes since_ns before it settles what it has filled. So it settles nothing after this.
+void WorkerProcesses::kill_late() noexcept {
+  const int64_t timeout_ns = control_.head().fill_timeout_ns;
+  if (timeout_ns <= 0) return;
+  const bool is_awaited = control_.shared().settled.has_sleepers();
+  note_ungiven(is_awaited);
+  for (int32_t i = 0; i < workers(); ++i) {
+    Peer& peer = peers_[static_cast<size_t>(i)];
+    if (!peer.process) continue;
+    std::atomic<int64_t>& since_ns = control_.loop(i).since_ns;
+    // pairs with: ProcessWorker::note_busy, "what a loop is busy with"
+    int64_t since = since_ns.load(std::memory_order_acquire);
+    int64_t busy_since = since;
+    if (since == FillLoop::kIdle && is_awaited) busy_since = idle_since(i);
+    if (busy_since <= FillLoop::kIdle || now_ns() - busy_since < timeout_ns) continue;
+    if (FillLoop::is_outside(since) && !is_awaited) continue;
+    // pairs with: ProcessWorker::note_busy, "what a loop is busy with"
+    if (since_ns.compare_exchange_strong(since, FillLoop::kAbandoned, std::memory_order_acq_rel))
+      kill_one(peer);
+  }
+}
+
+// Since when consumers wait for a ticket that no worker takes.
+void WorkerProcesses::note_ungiven(bool is_awaited) noexcept {
+  const SlotTable table = control_.table();
+  const SharedRound& round = control_.shared().round;
+  const uint64_t wanted = table.passed() + 1;
+  const bool is_ungiven = is_awaited && !control_.head().has(kPrepares) && table.given() < wanted &&
+                          wanted < look(round.limit) && look(round.closed) < look(round.base);
+  if (is_ungiven && ungiven_ == wanted) return;
+  ungiven_ = is_ungiven ? wanted : 0;
+  ungiven_since_ns_ = now_ns();
+}
+
+// Of a worker that asks for a batch: since when it keeps the consumers waiting, which a process that is
+// stopped does. It has the ticket for which they wait, or could take it. 0: it does not, or it takes memory,
+// for which there is no limit of time.
+int64_t WorkerProcesses::idle_since(int32_t worker) const noexcept {
+  const FeedHead& head = control_.head();
+  const SlotTable table = control_.table();
+  const uint64_t wanted = table.passed() + 1;
+  const uint32_t holder = Slots::kFirstLoop + static_cast<uint32_t>(worker);
+  const auto has_memory = [&](uint32_t slot) {
+    return head.has(kHasSparseSlots) || look(control_.record(slot).has_memory) != 0;
+  };
+  const uint32_t front = table.slot_of(wanted);
+  if (front != SlotTable::kNone && table.word(front) == SlotWord::held(holder, wanted)) {
+    const int64_t since = look(control_.record(front).since_ns);
+    return has_memory(front) && table.word(front) == SlotWord::held(holder, wanted) ? since : 0;
+  }
+  if (ungiven_ != wanted) return 0;
+  const SharedRound& round = control_.shared().round;
+  const uint64_t turn = wanted - look(round.base) + look(round.first_worker);
+  if (head.has(kGoesRound) && turn % static_cast<uint64_t>(head.workers) != static_cast<uint64_t>(worker))
+    return 0;
+  bool is_any_free = false;
+  for (uint32_t slot = 0; slot < static_cast<uint32_t>(slots_->made()); ++slot) {
+    const uint64_t word = table.word(slot);
+    if (word == SlotWord::held(holder, 0)) return has_memory(slot) ? ungiven_since_ns_ : 0;
+    is_any_free = is_any_free || word == SlotWord::kFree;
+  }
+  return is_any_free ? ungiven_since_ns_ : 0;  // else it waits for a slot
+}
+
+// Until something has to be done that no descriptor tells of.
+int64_t WorkerProcesses::time_left_ns(const Deadline* grace) const noexcept {
+  if (grace != nullptr) return std::min(kLookNs, std::max<int64_t>(grace->left_ns(), 0));
+  const SharedRound& round = control_.shared().round;
+  const bool may_tell = owed_.load(std::memory_order_relaxed) > 0 && look(round.limit) != look(round.base);
+  int64_t left = may_tell ? kOwedLookNs : kLookNs;
+  const int64_t timeout_ns = control_.head().fill_timeout_ns;
+  for (int32_t i = 0; timeout_ns > 0 && i < workers(); ++i) {
+    if (!peers_[static_cast<size_t>(i)].process) continue;
+    const int64_t since = control_.loop(i).since_ns.load(std::memory_order_relaxed);
+    if (since < FillLoop::kIdle) continue;  // it is killed
+    const int64_t own = since == FillLoop::kIdle ? timeout_ns : since - now_ns() + timeout_ns;
+    // One that is late already is killed as soon as a consumer waits.
+    left = std::min(left, own > 0 ? own : std::max(timeout_ns / 8, kShortestLookNs));
+  }
+  return left;
 }
 
 void WorkerProcesses::run() noexcept {
   (void)pthread_setname_np(pthread_self(), "tenon-feed-w");
   std::vector<pollfd> files;
-  std::vector<int32_t> workers;
+  std::vector<int32_t> watched;
+  bool has_killed = false;
   while (true) {
-    workers.assign(1, -1);
-    int32_t to_start = -1, ended = -1;
+    std::optional<Deadline> grace;
+    watched.assign(1, -1);
     {
       const std::scoped_lock lock(mutex_);
       if (wake_.is_lost()) renew_wake();
       files.assign(1, {wake_.fd(), POLLIN, 0});
-      for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
-        RingUser& peer = peers_[static_cast<size_t>(i)];
-        if (!peer.process) continue;
-        if (peer.process.is_lost() && !watch_again(peer)) ended = i;
-        files.push_back({peer.process.fd(), POLLIN, 0});
-        workers.push_back(i);
-      }
-      if (is_over_ && workers.size() == 1) return;
-      // Not before its predecessor has been waited for.
-      for (size_t k = 0; k < to_start_.size() && to_start < 0 && ended < 0; ++k) {
-        if (peers_[static_cast<size_t>(to_start_[k])].process) continue;
-        to_start = to_start_[k];
-        to_start_.erase(to_start_.begin() + static_cast<ptrdiff_t>(k));
-      }
+      if (is_over_) grace = grace_;
     }
+    int32_t ended = -1;
+    for (int32_t i = 0; i < workers(); ++i) {
+      Peer& peer = peers_[static_cast<size_t>(i)];
+      if (!peer.process) continue;
+      if (peer.process.is_lost() && !watch_again(peer)) ended = i;
+      files.push_back({peer.process.fd(), POLLIN, 0});
+      watched.push_back(i);
+    }
+    if (grace && watched.size() == 1) break;
     if (ended >= 0) {
       note_end(ended);
       continue;
     }
-    if (to_start >= 0) {
-      start_one(to_start);
-      continue;
+    if (!grace) {
+      tell_owed();
+      if (start_next()) continue;
+      kill_late();
+    } else if (!has_killed && grace->has_passed()) {
+      has_killed = true;
+      for (Peer& peer : peers_) kill_one(peer);
     }
-    if (poll(files.data(), files.size(), kLookMs) <= 0) continue;
+    const timespec left = timespec_of(time_left_ns(grace && !has_killed ? &*grace : nullptr));
+    if (ppoll(files.data(), files.size(), &left, nullptr) <= 0) continue;
     if (files[0].revents != 0) os::clear_event(wake_);
     for (size_t k = 1; k < files.size(); ++k) {
-      if (files[k].revents != 0 && !peers_[static_cast<size_t>(workers[k])].process.is_lost())
-        note_end(workers[k]);
+      if (files[k].revents != 0 && !peers_[static_cast<size_t>(watched[k])].process.is_lost())
+        note_end(watched[k]);
     }
   }
+  calls_.on_over();
 }
 
-void WorkerProcesses::kill_one(int32_t worker) noexcept {
-  const std::scoped_lock lock(mutex_);
-  RingUser& peer = peers_[static_cast<size_t>(worker)];
+void WorkerProcesses::kill_one(Peer& peer) noexcept {
   if (peer.process.is_lost() && !watch_again(peer)) return;
   const int fd = peer.process.fd();
   if (fd >= 0) (void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0);
-}
-
-void WorkerProcesses::stop(int32_t worker) {
-  kill_one(worker);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !peers_[static_cast<size_t>(worker)].process; });
-}
-
-uint32_t WorkerProcesses::answered(int32_t worker) const noexcept {
-  // pairs with: ProcessWorker::answer, "an answer"
-  return ring(worker).answered.load(std::memory_order_acquire);
-}
-
-std::string WorkerProcesses::start(int32_t worker) {
-  request_start(worker);
-  return await_start(worker);
 }
 
 void WorkerProcesses::request_start(int32_t worker) {
@@ -328,149 +447,34 @@ void WorkerProcesses::request_start(int32_t worker) {
 }
 
 std::string WorkerProcesses::await_start(int32_t worker) {
-  RingUser& peer = peers_[static_cast<size_t>(worker)];
+  Peer& peer = peers_[static_cast<size_t>(worker)];
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !peer.is_wanted || is_over_; });
-  if (peer.is_wanted) return "the feed is closed";
-  restarts_.fetch_add(1, std::memory_order_relaxed);
-  return peer.failure;
-}
-
-void WorkerProcesses::ask(int32_t worker, const Ticket& request) noexcept {
-  RequestRing& ring = this->ring(worker);
-  RingUser& peer = peers_[static_cast<size_t>(worker)];
-  ring.requests[peer.asked % kRingEntries] = request;
-  ++peer.asked;
-  // pairs with: ProcessWorker::wait_for_request, "a request" and "the worker sleeps"
-  ring.asked.store(peer.asked, std::memory_order_seq_cst);
-  // pairs with: ProcessWorker::wait_for_request, "the worker sleeps"
-  if (ring.is_worker_asleep.load(std::memory_order_seq_cst) != 0) os::wake_all(ring.asked);
-}
-
-bool WorkerProcesses::has_answer(const RingUser& peer, const RequestRing& ring) const noexcept {
-  // pairs with: ProcessWorker::answer, "an answer"
-  return ring.answered.load(std::memory_order_acquire) != peer.seen;
-}
-
-bool WorkerProcesses::await(int32_t worker, int32_t slot, int64_t timeout_ns, FillResult& result) {
-  RequestRing& ring = this->ring(worker);
-  RingUser& peer = peers_[static_cast<size_t>(worker)];
-  const auto is_settled = [&] {
-    // pairs with: WorkerProcesses::note_end, "a process that lives"
-    return has_answer(peer, ring) || !peer.is_alive.load(std::memory_order_acquire) ||
-           is_over_.load(std::memory_order_relaxed);
-  };
-  const int64_t began = now_ns();
-  Deadline deadline(timeout_ns > 0 ? timeout_ns : -1);
-  if (!std::exchange(has_pages_[static_cast<size_t>(slot)], true))
-    map_slot(layout_, slots_->data(slot), true, is_settled);
-  bool has_hung = false;
-  if (!is_settled() && !SpinBudget::poll(peer.short_wait.budget_ns(), is_settled)) {
-    while (true) {
-      // pairs with: ProcessWorker::answer, "the feed sleeps"
-      ring.is_feed_asleep.store(1, std::memory_order_seq_cst);
-      // pairs with: ProcessWorker::answer, "the feed sleeps"
-      const uint32_t seen = ring.changes.load(std::memory_order_seq_cst);
-      if (is_settled()) break;
-      if (deadline.has_passed()) {
-        has_hung = true;
-        kill_one(worker);
-        deadline = Deadline(-1);
-      }
-      const os::Sleep sleep{&ring.changes, seen};
-      os::sleep_on(&sleep, 1, std::min(deadline.left_ns(), kSecond));
-    }
-    ring.is_feed_asleep.store(0, std::memory_order_relaxed);
-  }
-  peer.short_wait.note(now_ns() - began);
-  result = {};
-  result.pid = peer.pid.load(std::memory_order_relaxed);
-  if (has_answer(peer, ring)) {  // also where the process has ended since
-    const RingAnswer& answer = ring.answers[peer.seen % kRingEntries];
-    result.code = answer.code;
-    result.fill_ns = answer.fill_ns;
-    result.began_ns = answer.began_ns;
-    if (answer.code != 0) result.message = std::string(answer.message, strnlen(answer.message, kMessageSize));
-    ++peer.seen;
-    return true;
-  }
-  if (is_over_.load(std::memory_order_relaxed)) return false;
-  // The worker has ended: what it was busy with is answered in its place.
-  ++peer.seen;
-  ring.answered.store(peer.seen, std::memory_order_relaxed);  // no other process writes it now
-  result.code = -1;
-  describe_end(peer, result);
-  if (has_hung) {
-    result.kind = TENON_HUNG;
-    result.exit_signal = 0;
-  }
-  result.began_ns = began;
-  result.fill_ns = static_cast<uint64_t>(now_ns() - began);
-  return true;
-}
-
-// How its process has ended.
-void WorkerProcesses::describe_end(const RingUser& peer, FillResult& result) {
-  const std::scoped_lock lock(mutex_);
-  result.kind = TENON_DIED;
-  result.message = peer.failure;
-  if (!peer.failure.empty()) {
-    result.pid = 0;
-  } else if (peer.status == kUnknownStatus) {
-    result.exit_code = -1;
-  } else if (WIFSIGNALED(peer.status)) {
-    result.exit_signal = WTERMSIG(peer.status);
-  } else {
-    result.exit_code = WEXITSTATUS(peer.status);
-  }
+  return peer.is_wanted ? "the feed is closed" : peer.failure;
 }
 
 int64_t WorkerProcesses::pid(int32_t worker) const noexcept {
-  const RingUser& peer = peers_[static_cast<size_t>(worker)];
+  const Peer& peer = peers_[static_cast<size_t>(worker)];
   return peer.is_alive.load(std::memory_order_relaxed) ? peer.pid.load(std::memory_order_relaxed) : 0;
 }
 
-void WorkerProcesses::dismiss() noexcept {
-  {
-    const std::scoped_lock lock(mutex_);
-    is_over_ = true;
-    to_start_.clear();
-    changed_.notify_all();
-    if (wake_) os::signal_event(wake_);
-  }
-  for (int32_t i = 0; i < static_cast<int32_t>(peers_.size()); ++i) {
-    RequestRing& r = this->ring(i);
-    r.is_over.store(1, std::memory_order_relaxed);
-    // Not a request: a worker that sees it move first looks whether it is over.
-    // pairs with: ProcessWorker::wait_for_request, "the worker sleeps"
-    r.asked.fetch_add(kRingEntries, std::memory_order_seq_cst);
-    os::wake_all(r.asked);
-    // pairs with: WorkerProcesses::await, "the feed sleeps"
-    r.changes.fetch_add(1, std::memory_order_seq_cst);
-    os::wake_all(r.changes);
-  }
+void WorkerProcesses::note_begin() noexcept {
+  if (owed_.load(std::memory_order_relaxed) == 0) return;
+  const std::scoped_lock lock(mutex_);
+  if (wake_) os::signal_event(wake_);
 }
 
-bool WorkerProcesses::end(int64_t timeout_ns) {
-  if (!watcher_.joinable()) return true;
+void WorkerProcesses::dismiss() noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (!std::exchange(is_over_, true)) grace_ = Deadline(kGraceNs);
+  to_start_.clear();
+  changed_.notify_all();
+  if (wake_) os::signal_event(wake_);
+}
+
+void WorkerProcesses::end() noexcept {
   dismiss();
-  const Deadline deadline(timeout_ns);
-  bool have_left = false;
-  {
-    std::unique_lock lock(mutex_);
-    const auto are_gone = [this] {
-      return std::ranges::all_of(peers_, [](const RingUser& user) { return !user.process; });
-    };
-    have_left = deadline.is_never() ? (changed_.wait(lock, are_gone), true)
-                                    : changed_.wait_until(lock, deadline.time_point(), are_gone);
-  }
-  for (int32_t i = 0; !have_left && i < static_cast<int32_t>(peers_.size()); ++i) kill_one(i);
-  {
-    const std::scoped_lock lock(mutex_);
-    os::signal_event(wake_);
-  }
-  watcher_.join();
-  return have_left;
+  if (supervisor_.joinable()) supervisor_.join();
 }
 
 }  // namespace tenon::impl

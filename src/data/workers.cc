@@ -26,9 +26,6 @@ constexpr int32_t kMostGrowth = 16;
 
 constexpr uint64_t kStateNbytes = 64 << 10;
 
-// How long a worker process may take to end by itself.
-constexpr int64_t kGraceNs = 400'000'000;
-
 constexpr int64_t kLeftLookNs = 5'000'000;  // between two looks whether all have left
 
 std::atomic<uint32_t> feeds{0};
@@ -71,7 +68,10 @@ FeedHead head_of(const tenon_generator& generator, const Schema& schema, const S
   set((generator.flags & TENON_HAS_STATE) != 0, kHasStates);
   set(goes_round(generator, options), kGoesRound);
   set((options.flags & TENON_SHUFFLE) != 0, kIsShuffled);
-  head.loops = workers + most_abandoned(options);
+  // The last loop is that of the thread which prepares batches for worker processes.
+  const bool prepares = generator.prepare != nullptr && wants_processes(generator, options);
+  set(prepares, kPrepares);
+  head.loops = workers + most_abandoned(options) + (prepares ? 1 : 0);
   head.workers = workers;
   head.fields = static_cast<int32_t>(schema.fields().size());
   head.on_error = options.on_error;
@@ -99,8 +99,7 @@ Ref<Slots> slots_for(const tenon_generator& generator, const Schema& schema, con
     plan.most = options.slots > INT32_MAX / kMostGrowth ? INT32_MAX : options.slots * kMostGrowth;
   }
   if (wants_processes(generator, options)) {
-    plan.is_shared = true;
-    plan.control_nbytes = control_nbytes(schema.fields().size(), static_cast<size_t>(workers));
+    plan.is_shared = plan.has_processes = true;
   }
   if ((options.flags & TENON_SHARED_SLOTS) != 0) plan.is_shared = true;
   plan.spares = most_abandoned(options);
@@ -141,8 +140,20 @@ Workers::Workers(const tenon_generator& generator, Ref<Schema> schema, const ten
     loop.filling.emplace(*slots_, slots_->data(0), schema_, i, hooks_of(loop));
     if (i >= count_) loop.since_ns() = FillLoop::kFree;
   }
-  if (wants_processes(generator, options))
-    processes_.emplace(generator, *schema_, layout_, slots_, count_, number_);
+  if (!wants_processes(generator, options)) return;
+  if (slots_->control().head().has(kPrepares)) {
+    FillLoop& preparer = loops_.back();
+    preparer.worker = 0;
+    preparer.filling->set_worker(Tickets::kPreparer);
+    preparer.since_ns() = FillLoop::kIdle;
+    prepared_.resize(static_cast<size_t>(slots_->most()));
+  }
+  processes_.emplace(
+      generator, schema_, slots_, number_,
+      WorkerProcesses::Feed{
+          [this](int32_t worker, const WorkerProcesses::End& end) { return end_process(worker, end); },
+          [this](int32_t worker, const WorkerProcesses::End& end) { return tell_owed(worker, end); },
+          [this] { leave_processes(); }});
 }
 
 // Each is called with the loop.
@@ -180,6 +191,8 @@ void Workers::start() {
   {
     const std::scoped_lock lock(mutex_);
     running_ = count_;
+    // With processes: the thread that watches them, the one that prepares, and those that a generator starts.
+    if (processes_) running_ = 1 + (prepared_.empty() ? 0 : 1) + (generator_.start != nullptr ? count_ : 0);
   }
   if (is_inline()) return;
   has_processes_ = processes_.has_value();
@@ -192,8 +205,11 @@ void Workers::start() {
 }
 
 bool Workers::needs_thread(int32_t loop) noexcept {
+  const FillLoop& of = loops_[static_cast<size_t>(loop)];
+  if (loop >= count_) return is_preparer(of);
+  if (has_process(of)) return false;
   const std::scoped_lock lock(mutex_);
-  return loops_[static_cast<size_t>(loop)].started == Started::kNo;
+  return of.started == Started::kNo;
 }
 
 void Workers::take_over_generator() noexcept {
@@ -243,6 +259,7 @@ tenon_fill_request Workers::fill_request(const Job& job, FillLoop& loop) {
 
 // False: the batch is settled already.
 bool Workers::prepare(FillLoop& loop, Job& job) {
+  if (is_preparer(loop) && slots_->control().head().has(kGoesRound)) loop.worker = queue_.worker_of(job);
   const tenon_fill_request request = fill_request(job, loop);
   char message[kMessageSize] = "";
   const auto fail = [&](int32_t code) {
@@ -292,7 +309,7 @@ void Workers::settle(FillLoop& loop, const Job& job, const FillResult& result, b
 }
 
 void Workers::fill_here(FillLoop& loop, FillResult& result) {
-  Job& job = loop.job();
+  Job& job = loop.job;
   if (loop.started == Started::kEnded) {
     result.code = -1;
     result.message = concat("the thread of worker ", loop.worker, " has ended: make the feed anew");
@@ -325,14 +342,15 @@ void Workers::fill_here(FillLoop& loop, FillResult& result) {
 }
 
 Workers::JobTake Workers::begin(FillLoop& loop, const Deadline& deadline) {
-  Job& job = loop.job();
+  Job& job = loop.job;
   if (loop.has_ended) return JobTake::kJob;  // as it began before
-  if (loop.has_job()) {                      // again, or it was another loop's
+  if (loop.has_job) {                        // again, or it was another loop's
     if (is_dismissed()) return JobTake::kOver;
   } else {
     const JobTake taken = loop.filling->take_job(deadline, job);
     if (taken != JobTake::kJob) return taken;
-    ++loop.begun;
+    if (!prepared_.empty()) job.attachment = prepared_[static_cast<size_t>(job.slot)];
+    loop.has_job = true;
   }
   loop.filling->put_state(job);
   // pairs with: Workers::abandon, "what a loop is busy with"
@@ -347,18 +365,18 @@ bool Workers::end(FillLoop& loop, const FillResult& result) {
     return_late(loop);
     return false;
   }
-  Job& job = loop.job();
+  Job& job = loop.job;
   if (loop.filling->is_retried(job, result)) {
     loop.filling->retry(job);
     return true;
   }
-  ++loop.settled;
+  loop.has_job = false;
   settle(loop, job, result);
   return true;
 }
 
 void Workers::drop_jobs(FillLoop& loop) noexcept {
-  for (; loop.has_job(); ++loop.settled) slots_->give(loop.job().slot);
+  if (std::exchange(loop.has_job, false)) slots_->give(loop.job.slot);
 }
 
 void Workers::fill_batches(FillLoop& loop) {
@@ -377,7 +395,7 @@ void Workers::work(int32_t number) noexcept {
   FillLoop& loop = loops_[static_cast<size_t>(number)];
   loop.thread.store(static_cast<uint32_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
   try {
-    processes_&& loop.started == Started::kNo ? ask_process(loop) : fill_batches(loop);
+    is_preparer(loop) ? prepare_batches(loop) : fill_batches(loop);
   } catch (const std::exception&) {
     queue_.stop();  // no memory for a message: nothing more comes
   }
@@ -385,9 +403,20 @@ void Workers::work(int32_t number) noexcept {
   leave();
 }
 
+// For worker processes, which fill what they are asked, in any order.
+void Workers::prepare_batches(FillLoop& loop) {
+  Job& job = loop.job;
+  while (loop.filling->take_job(Deadline(-1), job) == JobTake::kJob) {
+    std::vector<std::byte>& kept = prepared_[static_cast<size_t>(job.slot)];
+    if (options_.on_error == TENON_ON_ERROR_RETRY) kept = job.attachment;
+    const bool goes_round = slots_->control().head().has(kGoesRound);
+    (void)queue_.ask(job, goes_round ? queue_.worker_of(job) : Tickets::kPreparer);
+  }
+}
+
 // This thread ends, and holds nothing.
 void Workers::go_on_elsewhere(FillLoop& loop) noexcept {
-  if (is_inline()) end_process("generator", name_.c_str());
+  if (is_inline()) impl::end_process("generator", name_.c_str());
   {
     const std::scoped_lock lock(mutex_);
     if (loop.started != Started::kNo) loop.started = Started::kEnded;
@@ -417,7 +446,7 @@ bool Workers::fill_inline(bool* needs_slot) {
       FillResult result;
       fill_here(loop, result);
       (void)end(loop, result);
-      is_again = loop.has_job() && begin(loop, Deadline::from_first_look(0)) == JobTake::kJob;
+      is_again = loop.has_job && begin(loop, Deadline::from_first_look(0)) == JobTake::kJob;
     }
     drop_jobs(loop);
   } catch (const std::exception&) {
@@ -435,7 +464,9 @@ void Workers::leave_inline(int64_t timeout_ns) {
 
 void Workers::end_processes() noexcept {
   const std::scoped_lock lock(ending_);
-  if (processes_) (void)processes_->end(kGraceNs);
+  if (!processes_) return;
+  processes_->end();
+  supervised_ = {};  // if its thread was not started; the caller holds another one
 }
 
 // True: it was the last one.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workers of a feed: what the thread of each worker runs. The thread fills batches itself, or asks a
-// worker process. A thread is one of the feed, or one that the generator has started (ThreadWorker).
+// The workers of a feed: what the thread of each worker runs. A thread is one of the feed, or one that the
+// generator has started (ThreadWorker). Worker processes run ProcessWorker, and need no thread here.
 #pragma once
 
 #include <atomic>
@@ -98,7 +98,10 @@ class Workers {
   // One call at a time, and none after dismiss().
   bool give_up_hung(bool has_waited, const std::function<void(int32_t abandoned, int32_t other)>& replace);
   // The oldest text on an abandoned thread, on skipped batches or on a field that was not written.
-  std::string take_report() { return reports_.take(); }
+  // is_child: of a fork, which leaves what other processes have written to its parent.
+  std::string take_report(bool is_child);
+  // A consumer has taken this batch.
+  void note_delivery(const Ticket& ticket) noexcept;
 
   // A feed without workers: its consumers fill, in place of the thread of loop 0.
   bool is_inline() const noexcept { return options_.workers == 0; }
@@ -147,10 +150,19 @@ class Workers {
   [[noreturn, gnu::cold]] void go_on_elsewhere(FillLoop& loop) noexcept;
   void go_on(FillLoop& loop, Ref<Workers> self) noexcept;
 
-  // With a worker process: process_loop.cc.
-  void ask_process(FillLoop& loop);
-  bool await_answer(FillLoop& loop, const Job& job, FillResult& result);
-  void restart_process(FillLoop& loop, FillResult& result);
+  // Worker processes: their deaths, and what is prepared for them.
+  void start_processes();
+  void settle_dead(int32_t worker, const WorkerProcesses::End& end, const Ticket& ticket);
+  bool end_process(int32_t worker, const WorkerProcesses::End& end) noexcept;
+  bool tell_owed(int32_t worker, const WorkerProcesses::End& end) noexcept;
+  void leave_processes() noexcept;
+  bool has_process(const FillLoop& loop) const noexcept {
+    return has_processes_ && loop.number < count_ && processes_->has_process(loop.number);
+  }
+  void prepare_batches(FillLoop& loop);
+  bool is_preparer(const FillLoop& loop) const noexcept {
+    return !prepared_.empty() && loop.number == loops() - 1;
+  }
 
   // Threads that the generator starts: started_threads.cc.
   void set_findable(bool is_findable) noexcept;
@@ -160,7 +172,6 @@ class Workers {
   std::string start_thread(FillLoop& loop);
   void start_beside(FillLoop& loop) noexcept;
   void note_outside(FillLoop& loop) noexcept;
-  void start_processes();
   bool are_rest_started() const noexcept;
 
   // Threads that hang: hung_threads.cc.
@@ -209,9 +220,13 @@ class Workers {
 
   TicketRing queue_;
   std::optional<WorkerProcesses> processes_;
-  bool are_started_;                    // one at least, by the generator; constant after start()
-  bool has_processes_ = false;          // constant after start()
-  std::mutex ending_;                   // of processes_
+  bool are_started_;            // one at least, by the generator; constant after start()
+  bool has_processes_ = false;  // constant after start()
+  std::mutex ending_;           // of processes_
+  Ref<Workers> supervised_;     // of the thread of processes_, until that ends
+  // By slot, with on_error retry: the attachments that were prepared for worker processes. Written by the
+  // holder of the slot.
+  std::vector<std::vector<std::byte>> prepared_;
   Workers* next_ = nullptr;             // of those that threads may join; guarded by a lock of all
   std::atomic<uint64_t> abandoned_{0};  // shared: a plain counter
   std::vector<FillLoop> loops_;
