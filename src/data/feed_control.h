@@ -34,7 +34,7 @@
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 9;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 10;
 
 // What became of the ticket in a slot. kElsewhere: it was taken from a thread that hangs, and has another
 // slot.

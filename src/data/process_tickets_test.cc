@@ -52,6 +52,7 @@ struct Source {
   std::atomic<int32_t> outcome{0};                // of the fill after which it stops
   std::atomic<int32_t> armed{0};                  // its process
   std::atomic<uint64_t> hangs_after{UINT64_MAX};  // the answer for this batch
+  std::atomic<bool> closes_files{false};          // as daemons do
   std::atomic<int32_t> starts{0};                 // how often a worker can be started
 
   static Source& make() {
@@ -332,6 +333,7 @@ int32_t start_by_link(Source& source, const char* link, int64_t* pid) {
   *pid = child;
   if (child != 0) return child > 0 ? 0 : -1;
   const std::unique_ptr<Worker> worker = Worker::join(link);
+  for (int fd = STDERR_FILENO + 1; source.closes_files && fd < 256; ++fd) close(fd);
   while (worker->next(-1) == Worker::Received::kRequest) {
     const uint64_t index = worker->request()->index;
     worker->answer(source.fill(*worker->request()), nullptr);
@@ -359,6 +361,16 @@ TEST_F(EndedProcesses, OneThatCannotBeStartedAgainIsToldAtEachBatch) {
               std::string::npos)
         << failure;
   }
+}
+
+TEST_F(EndedProcesses, OneThatHasClosedItsDescriptorsFillsSlots) {
+  source_.closes_files = true;
+  tenon_generator g = source_.generator(false);
+  g.start = [](void* context, int32_t, const char* link, int64_t* pid, char*, size_t) {
+    return start_by_link(*static_cast<Source*>(context), link, pid);
+  };
+  Feed feed(g, schema(), raising(2));
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) EXPECT_EQ(play(feed, epoch).failure, "");
 }
 
 TEST_F(EndedProcesses, OneThatHangsBetweenTwoBatchesIsKilledWhenTheConsumerWaits) {

@@ -294,6 +294,7 @@ void Slots::end_span(Link& link) noexcept {
 
 void Slots::begin_span(int32_t slot, uint32_t feed, uint64_t epoch, uint64_t index) noexcept {
   Link& link = links_[static_cast<size_t>(slot)];
+  end_span(link);  // of a ticket that another process has dropped
   link.span = trace::open(trace::SpanKind::kSlot, trace::key_of(&link), [&](trace::Record& record) {
     record.group = feed;
     record.slot = slot;

@@ -7,8 +7,7 @@
 
 namespace tenon::impl {
 
-// One batch of one epoch, and the request to fill it. It lies in the rings of workers, too: a change needs
-// another kFeedVersion.
+// One batch of one epoch, and the request to fill it.
 struct Ticket {
   int32_t slot = -1;
   uint64_t epoch = 0;

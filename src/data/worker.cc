@@ -153,12 +153,19 @@ void ProcessWorker::end_self() const noexcept {
   _exit(1);
 }
 
+// Of the file. Other code of this process may have closed the descriptor; then writes take the memory.
+void ProcessWorker::commit_part(uint64_t offset, uint64_t nbytes, const std::string& what) {
+  if (!file_.is_lost()) return os::commit(file_, offset, nbytes, what);
+  os::check_room(nbytes, what);
+  os::populate(control_.base() + offset, nbytes, true);
+}
+
 // Of a slot that this worker has, so no other process takes its memory now.
 bool ProcessWorker::take_memory(int32_t slot, std::string& reason) noexcept try {
   SlotRecord& record = control_.record(static_cast<uint32_t>(slot));
   if (control_.head().has(kHasSparseSlots) || look(record.has_memory) != 0) return true;
   const uint64_t nbytes = control_.head().layout.slot_nbytes;
-  os::commit(file_, offset_of(slot), nbytes, concat("1 slot of ", nbytes, " bytes"));
+  commit_part(offset_of(slot), nbytes, concat("1 slot of ", nbytes, " bytes"));
   publish(record.has_memory, 1U);
   return true;
 } catch (const std::exception& e) {
@@ -232,7 +239,7 @@ void ProcessWorker::commit(uint64_t nbytes) {
   const uint64_t offset = offset_of(job_.slot);
   commit_fields(control_.head().layout, data(job_.slot), control_.head().has(kHasSparseSlots), nbytes,
                 [&](uint64_t at, uint64_t n) {
-                  os::commit(file_, offset + at, n, concat("a batch of ", nbytes, " bytes"));
+                  commit_part(offset + at, n, concat("a batch of ", nbytes, " bytes"));
                   os::populate(data(job_.slot) + at, n, true);
                 });
 }

@@ -88,6 +88,7 @@ class ProcessWorker final : public Worker {
                 int32_t number);
 
   Filling::Hooks hooks() noexcept;
+  void commit_part(uint64_t offset, uint64_t nbytes, const std::string& what);
   bool take_memory(int32_t slot, std::string& reason) noexcept;
   Filling::JobTake take_job(int64_t timeout_ns);
   void set_request();
