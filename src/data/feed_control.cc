@@ -40,7 +40,8 @@ class Places {
 
 }  // namespace
 
-FeedLayout FeedLayout::of(int32_t most, int32_t loops, uint64_t state_nbytes, uint64_t schema_nbytes) {
+FeedLayout FeedLayout::of(int32_t most, int32_t loops, int32_t workers, uint64_t state_nbytes,
+                          uint64_t schema_nbytes) {
   const auto slots = static_cast<uint64_t>(most);
   FeedLayout layout;
   Places places;
@@ -48,10 +49,8 @@ FeedLayout FeedLayout::of(int32_t most, int32_t loops, uint64_t state_nbytes, ui
   layout.states_at = places.take(slots, sizeof(SlotState));
   layout.entries_at = places.take(entries_of(most), sizeof(SlotEntry));
   layout.records_at = places.take(slots, sizeof(SlotRecord));
-  if (state_nbytes > static_cast<uint64_t>(PTRDIFF_MAX) - sizeof(LoopRecord) - kAlignment)
-    throw_error(Code::kValue, "a state of ", state_nbytes, " bytes does not fit into 63 bits");
-  layout.loop_nbytes = round_up(sizeof(LoopRecord) + state_nbytes, kAlignment);
-  layout.loops_at = places.take(static_cast<uint64_t>(loops), layout.loop_nbytes);
+  layout.loops_at = places.take(static_cast<uint64_t>(loops), sizeof(LoopRecord));
+  layout.starts_at = places.take(static_cast<uint64_t>(workers), state_nbytes);
   layout.schema_at = places.take(1, schema_nbytes);
   layout.schema_nbytes = schema_nbytes;
   layout.nbytes = round_up(places.take(0, 0), kPage);
@@ -97,7 +96,7 @@ void check_head(const FeedHead& head, uint64_t file_nbytes) {
   if (head.ranks < 1 || head.rank >= head.ranks)
     throw_error(Code::kValue, "it has rank ", head.rank, " of ", head.ranks);
   const FeedLayout parts =
-      FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, head.parts.schema_nbytes);
+      FeedLayout::of(head.most, head.loops, head.workers, head.layout.state_nbytes, head.parts.schema_nbytes);
   if (head.parts != parts)
     throw_error(Code::kValue, "its parts do not lie where those of ", head.loops, " loops and ", head.most,
                 " slots do");

@@ -9,7 +9,8 @@
 //   states    SlotState of each slot: ipc/slot_table.h
 //   entries   SlotEntry of each number
 //   records   SlotRecord of each slot
-//   loops     LoopRecord of each fill loop, with room for a state of the generator behind it
+//   loops     LoopRecord of each fill loop
+//   starts    for each worker the bytes of a state of the generator
 //   schema    as Schema::encode() writes it
 //
 // Zeros are the initial values of all of them but the head, so the pages of a part are not touched before it
@@ -46,13 +47,14 @@ struct FeedLayout {
   uint64_t entries_at = 0;
   uint64_t records_at = 0;
   uint64_t loops_at = 0;
-  uint64_t loop_nbytes = 0;  // of a LoopRecord with its state
+  uint64_t starts_at = 0;
   uint64_t schema_at = 0;
   uint64_t schema_nbytes = 0;
   uint64_t nbytes = 0;  // of all; a multiple of the page size
 
   // Of a feed whose slots are at most so many. Fails with kValue (overflow).
-  static FeedLayout of(int32_t most, int32_t loops, uint64_t state_nbytes, uint64_t schema_nbytes);
+  static FeedLayout of(int32_t most, int32_t loops, int32_t workers, uint64_t state_nbytes,
+                       uint64_t schema_nbytes);
   friend bool operator==(const FeedLayout&, const FeedLayout&) = default;
 };
 
@@ -159,8 +161,8 @@ struct alignas(64) LoopRecord {
   Report reports[2];  // for the consumer: reports.h
 
   // The state of the generator with which the worker begins: the number of the ticket after which the
-  // generator had it, and its bytes, which lie in the words behind this record. The version is odd while
-  // they are written.
+  // generator had it, and its bytes, which are FeedControl::start_words(). The version is odd while they are
+  // written.
   struct Start {
     std::atomic<uint64_t> version, number, nbytes;
   };
@@ -185,13 +187,12 @@ class FeedControl {
   SlotTable table() const noexcept;
   // Requires that the slot and the loop exist.
   SlotRecord& record(uint32_t slot) const noexcept { return at<SlotRecord>(head_->parts.records_at)[slot]; }
-  LoopRecord& loop(int32_t number) const noexcept {
-    return *at<LoopRecord>(head_->parts.loops_at + static_cast<uint64_t>(number) * head_->parts.loop_nbytes);
-  }
-  // Behind the record.
-  std::span<std::atomic<uint64_t>> start_words(int32_t loop) const noexcept {
-    return {reinterpret_cast<std::atomic<uint64_t>*>(&this->loop(loop) + 1),
-            head_->layout.state_nbytes / sizeof(uint64_t)};
+  LoopRecord& loop(int32_t number) const noexcept { return at<LoopRecord>(head_->parts.loops_at)[number]; }
+  // Of the start state of a worker.
+  std::span<std::atomic<uint64_t>> start_words(int32_t worker) const noexcept {
+    const uint64_t nbytes = head_->layout.state_nbytes;
+    return {at<std::atomic<uint64_t>>(head_->parts.starts_at + static_cast<uint64_t>(worker) * nbytes),
+            nbytes / sizeof(uint64_t)};
   }
   std::span<const std::byte> schema() const noexcept {
     return {base_ + head_->parts.schema_at, head_->parts.schema_nbytes};

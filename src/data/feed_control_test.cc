@@ -26,7 +26,7 @@ FeedHead head_of(int32_t most, int32_t loops, uint64_t state_nbytes = 0) {
   head.fields = 1;
   head.ranks = 1;
   head.layout.state_nbytes = state_nbytes;
-  head.parts = FeedLayout::of(most, loops, state_nbytes, sizeof kSchema);
+  head.parts = FeedLayout::of(most, loops, loops, state_nbytes, sizeof kSchema);
   head.slots_at = head.parts.nbytes;
   head.nbytes = head.slots_at + kPage;
   return head;
@@ -68,10 +68,10 @@ TEST(FeedControl, NoPartLiesInAnother) {
         {control.base() + control.head().parts.entries_at, 300 * sizeof(SlotEntry)},
         {&control.record(0), 300 * sizeof(SlotRecord)},
         {&control.loop(0), sizeof(LoopRecord)},
-        {control.start_words(0).data(), state_nbytes},
         {&control.loop(1), sizeof(LoopRecord)},
-        {control.start_words(1).data(), state_nbytes},
         {&control.loop(2), sizeof(LoopRecord)},
+        {control.start_words(0).data(), state_nbytes},
+        {control.start_words(1).data(), state_nbytes},
         {control.start_words(2).data(), state_nbytes},
         {control.schema().data(), sizeof kSchema}};
     const std::byte* end = control.base();
@@ -83,6 +83,12 @@ TEST(FeedControl, NoPartLiesInAnother) {
     EXPECT_LE(end, control.base() + control.head().parts.nbytes);
     EXPECT_EQ(control.head().parts.nbytes % kPage, 0U);
   }
+}
+
+// Its memory is taken when the feed is made.
+TEST(FeedControl, OnlyWorkersHaveRoomForAState) {
+  constexpr uint64_t kState = 100 << 20;
+  EXPECT_LT(FeedLayout::of(8, 16, 2, kState, 0).nbytes, 3 * kState);
 }
 
 TEST(FeedControl, ZerosAreATableOfFreeSlotsAndIdleLoops) {
@@ -158,7 +164,7 @@ TEST(FeedControl, AHeadOfAnotherProcessIsChecked) {
       {[](FeedHead& h) { h.slots_at = 0; }, "do not fit into"},
       {[](FeedHead& h) {
          h.loops = h.workers = 4000;
-         h.parts = FeedLayout::of(h.most, h.loops, h.layout.state_nbytes, h.parts.schema_nbytes);
+         h.parts = FeedLayout::of(h.most, h.loops, h.workers, h.layout.state_nbytes, h.parts.schema_nbytes);
          h.slots_at = h.parts.nbytes;
        },
        "4000 loops do not fit into"},

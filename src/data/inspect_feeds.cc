@@ -51,7 +51,7 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   std::vector<FeedReport::WorkerReport> workers;
   for (int32_t i = 0; i < head.workers; ++i) {
     LoopRecord loop{};
-    memory.read(head.parts.loops_at + static_cast<uint64_t>(i) * head.parts.loop_nbytes, &loop,
+    memory.read(head.parts.loops_at + static_cast<uint64_t>(i) * sizeof loop, &loop,
                 offsetof(LoopRecord, times));
     workers.push_back(worker_in(loop, is_over != 0));
     workers.back().number = i;

@@ -61,7 +61,7 @@ class Content {
     h.ranks = 1;
     h.rows = 8;
     h.layout.slot_nbytes = kPage;
-    h.parts = FeedLayout::of(h.most, h.loops, 0, 0);
+    h.parts = FeedLayout::of(h.most, h.loops, h.workers, 0, 0);
     h.slots_at = h.parts.nbytes;
     h.nbytes = h.slots_at + kPage;
     bytes.resize(h.nbytes);
@@ -151,7 +151,8 @@ TEST(InspectFeeds, ADamagedFileIsReportedAsSuch) {
       {[](FeedHead& h) { h.workers = 0; }, "0 workers"},
       {[](FeedHead& h) { h.loops = INT32_MAX; }, "2147483647 loops"},
       {[](FeedHead& h) { h.loops = 4000; }, "4000 loops"},
-      {[](FeedHead& h) { h.parts = FeedLayout::of(kSlots, h.loops = 4000, 0, 0); }, "4000 loops do not fit"},
+      {[](FeedHead& h) { h.parts = FeedLayout::of(kSlots, h.loops = 4000, kWorkers, 0, 0); },
+       "4000 loops do not fit"},
       {[](FeedHead& h) { h.slots = 0; }, "0 slots"},
       {[](FeedHead& h) { h.fields = 0; }, "0 fields"},
       {[](FeedHead& h) { h.parts.loops_at = 0; }, "do not lie where"},
@@ -178,7 +179,7 @@ TEST(InspectFeeds, AFileThatIsCutAnywhereIsDamaged) {
   const Content content;
   const FeedLayout& parts = content.control.head().parts;
   for (const size_t nbytes : {size_t{0}, size_t{4}, size_t{8}, sizeof(FeedHead) - 1, sizeof(FeedHead),
-                              parts.loops_at + parts.loop_nbytes, parts.nbytes - 1}) {
+                              parts.loops_at + sizeof(LoopRecord), parts.nbytes - 1}) {
     const std::vector<std::byte> cut(content.bytes.begin(),
                                      content.bytes.begin() + static_cast<std::ptrdiff_t>(nbytes));
     EXPECT_NE(Planted(cut).seen().damage, "") << nbytes;

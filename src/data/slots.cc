@@ -110,7 +110,7 @@ FeedHead Slots::head_of(FeedHead head, size_t schema_nbytes) const {
   head.start = process.start;
   head.slots = plan_.count;
   head.most = most();
-  head.parts = FeedLayout::of(head.most, head.loops, head.layout.state_nbytes, schema_nbytes);
+  head.parts = FeedLayout::of(head.most, head.loops, head.workers, head.layout.state_nbytes, schema_nbytes);
   return head;
 }
 

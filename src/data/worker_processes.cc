@@ -317,6 +317,7 @@ void WorkerProcesses::kill_late() noexcept {
     std::atomic<int64_t>& since_ns = control_.loop(i).since_ns;
     // pairs with: ProcessWorker::note_busy, "what a loop is busy with"
     int64_t since = since_ns.load(std::memory_order_acquire);
+    if (since == FillLoop::kAbandoned) kill_one(peer);  // again: the descriptor may have been lost
     int64_t busy_since = since;
     if (since == FillLoop::kIdle && is_awaited) busy_since = idle_since(i);
     if (busy_since <= FillLoop::kIdle || now_ns() - busy_since < timeout_ns) continue;
