@@ -62,7 +62,7 @@ uint64_t FeedHead::entries() const noexcept { return entries_of(most); }
 FeedControl FeedControl::make(std::byte* zeros, const FeedHead& head, std::string_view schema,
                               bool is_shared) {
   FeedControl control(zeros, head);
-  std::memcpy(zeros + head.parts.schema_at, schema.data(), schema.size());
+  if (!schema.empty()) std::memcpy(zeros + head.parts.schema_at, schema.data(), schema.size());
   FeedShared& shared = control.shared();
   for (Event* event : {&shared.room, &shared.work, &shared.settled}) event->is_shared = is_shared ? 1 : 0;
   FeedHead unnamed = head;  // until it is complete
