@@ -144,7 +144,7 @@ struct alignas(64) LoopRecord {
   // Since when it is busy: FillLoop::since_ns.
   std::atomic<int64_t> since_ns;
   std::atomic<uint64_t> number, epoch, index;  // of the ticket that it fills; number 0: none
-  std::atomic<uint32_t> asked, answered;       // fills that it has begun, and ended
+  std::atomic<uint32_t> begun, ended;          // fills, so far
   std::atomic<uint32_t> is_asleep;
   std::atomic<uint64_t> last_fill_ns;
   FillTimes times;

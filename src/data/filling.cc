@@ -196,9 +196,12 @@ void Filling::read_notes(const Job& job, FillResult& result) const {
   }
 }
 
-bool Filling::is_retried(const Job& job, const FillResult& result) {
-  const bool is_again = is_failure(result) && head().on_error == TENON_ON_ERROR_RETRY &&
-                        job.retries < head().retries && !tickets_.is_past(job);
+bool Filling::has_attempts_left(const Job& job) const noexcept {
+  return head().on_error == TENON_ON_ERROR_RETRY && job.retries < head().retries;
+}
+
+bool Filling::note_result(const Job& job, const FillResult& result) {
+  const bool is_again = is_failure(result) && has_attempts_left(job) && !tickets_.is_past(job);
   if (has_state()) note_state(job, result, is_again);
   return is_again;
 }
@@ -209,7 +212,7 @@ void Filling::note_state(const Job& job, const FillResult& result, bool is_again
     known_.bytes.assign(state.begin(), state.end());
     known_.number = job.number;
   } else if (is_again || result.code != TENON_END_OF_EPOCH || job.is_restored()) {
-    known_.is_lost = true;  // the worker's end of the ring can say an end alone
+    known_.is_lost = true;  // an end may be said without the generator, which has its state then
   }
 }
 

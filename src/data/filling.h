@@ -111,8 +111,10 @@ class Filling {
   void check_fill(const Job& job, FillResult& result);
   // Reads what the generator says of itself, in a fill that was not called, too.
   void read_notes(const Job& job, FillResult& result) const;
+  // Whether a failure of the batch is to be tried again: the one place that decides it.
+  bool has_attempts_left(const Job& job) const noexcept;
   // Then notes the state after the fill. True: the batch is to be filled again.
-  bool is_retried(const Job& job, const FillResult& result);
+  bool note_result(const Job& job, const FillResult& result);
   void retry(Job& job) noexcept;
   // was_begun: else it has not come to a fill.
   void settle(const Job& job, const FillResult& result, bool was_begun = true) noexcept;

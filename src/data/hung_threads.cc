@@ -165,7 +165,7 @@ void Workers::hand_over(FillLoop& loop, FillLoop& other, int32_t spare) noexcept
   if (!queue_.abandon(old, job, holder_of(other))) return slots_->give(job.slot);
   slots_->begin_span(job.slot, number_, job.epoch, job.index);
   if (options_.on_error == TENON_ON_ERROR_SKIP) return queue_.skip(job);
-  if (options_.on_error != TENON_ON_ERROR_RETRY || job.retries >= options_.retries)
+  if (!other.filling->has_attempts_left(job))
     return queue_.fail(job, other.number, hung(loop.worker, "its thread is left behind"));
   ++job.retries;
   shared().retried.fetch_add(1, std::memory_order_relaxed);

@@ -23,8 +23,8 @@ FeedHead read_head(const MemoryFile& memory) {
 
 FeedReport::WorkerReport worker_in(const LoopRecord& loop, bool is_over) {
   FeedReport::WorkerReport worker;
-  worker.asked = loop.asked.load(std::memory_order_relaxed);
-  worker.answered = loop.answered.load(std::memory_order_relaxed);
+  worker.asked = loop.begun.load(std::memory_order_relaxed);
+  worker.answered = loop.ended.load(std::memory_order_relaxed);
   if (worker.answered != 0) worker.last_fill_ns = loop.last_fill_ns.load(std::memory_order_relaxed);
   if (is_over) {
     worker.state = "over";

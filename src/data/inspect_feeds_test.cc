@@ -88,8 +88,8 @@ void expect_state(const std::function<void(LoopRecord&)>& change, const char* st
 TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   Content content;
   LoopRecord& loop = content.loop(1);
-  loop.asked.store(5);
-  loop.answered.store(4);
+  loop.begun.store(5);
+  loop.ended.store(4);
   loop.number.store(18);
   loop.epoch.store(3);
   loop.index.store(17);

@@ -62,9 +62,9 @@ void Workers::settle_dead(int32_t worker, const WorkerProcesses::End& end, const
     result.message = concat("worker ", worker, " cannot be started: ", os::kLostText);
   result.began_ns = look(record.since_ns);
   result.fill_ns = static_cast<uint64_t>(now_ns() - result.began_ns);
-  const bool is_again = options_.on_error == TENON_ON_ERROR_RETRY && job.retries < options_.retries;
   std::string reason;
-  if (!is_again || !take_memory(job.slot, reason)) return loop.filling->settle(job, result);
+  if (!loop.filling->has_attempts_left(job) || !take_memory(job.slot, reason))
+    return loop.filling->settle(job, result);
   if (!prepared_.empty()) job.attachment = prepared_[static_cast<size_t>(job.slot)];
   loop.filling->retry(job);
   publish(record.attempt, job.retries);

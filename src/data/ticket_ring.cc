@@ -366,7 +366,7 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
     }
   }
   LoopRecord& record = control_.loop(loop);
-  impl::publish(record.answered, impl::look(record.asked));
+  impl::publish(record.ended, impl::look(record.begun));
   impl::publish(record.number, uint64_t{0});
   impl::publish(record.is_asleep, 0U);
   for (LoopRecord::Report& report : record.reports) {

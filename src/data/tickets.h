@@ -53,7 +53,7 @@ class Tickets {
   // The next batch to be filled. Waits for nothing. kNone: there is none now, and the caller keeps the slot.
   TicketTake take(int32_t worker, Ticket& ticket) const noexcept;
   // The oldest ticket that is asked of this worker or of any, with its slot, as ask() has left it. Waits for
-  // nothing. False: there is none.
+  // nothing. False: there is none. Only worker processes are asked: each runs the loop of its own number.
   bool take_asked(int32_t worker, Ticket& ticket) const noexcept;
   // Leaves the ticket, and its slot, to this worker, or to any (kPreparer); also of a dead worker, by who
   // gives back what that had. False: it is past, or was left; its slot is free.

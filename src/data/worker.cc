@@ -129,7 +129,7 @@ ProcessWorker::ProcessWorker(Joined joined, const os::File* file, const FeedCont
       shapes_(fields_.size()),
       has_pages_(static_cast<size_t>(control_.head().most), control_.head().has(kHasSparseSlots)) {
   // A predecessor's generator is lost with it.
-  if (look(record_.asked) != 0) filling_.lose_state();
+  if (look(record_.begun) != 0) filling_.lose_state();
 }
 
 ProcessWorker::~ProcessWorker() = default;
@@ -215,7 +215,7 @@ Worker::Received ProcessWorker::next(int64_t timeout_ns) {
   store(record_.epoch, job_.epoch);
   store(record_.index, job_.index);
   store(record_.number, job_.number);
-  store(record_.asked, record_.asked.load(std::memory_order_relaxed) + 1);
+  store(record_.begun, record_.begun.load(std::memory_order_relaxed) + 1);
   note_busy(FillLoop::in_fill(since_ns_));
   has_request_ = true;
   return Received::kRequest;
@@ -255,7 +255,7 @@ void ProcessWorker::answer(int32_t code, const char* message) noexcept {
     if (code != 0 && message != nullptr) result.message.assign(message, strnlen(message, kMessageSize - 1));
     filling_.check_fill(job_, result);
     note_busy(FillLoop::outside(now_ns()));
-    if (filling_.is_retried(job_, result)) {
+    if (filling_.note_result(job_, result)) {
       // A process may be left in any state by a fill that fails. So a new one fills the batch again.
       end_self();
     }
@@ -264,7 +264,7 @@ void ProcessWorker::answer(int32_t code, const char* message) noexcept {
     end_self();  // no memory for a message
   }
   store(record_.last_fill_ns, result.fill_ns);
-  store(record_.answered, record_.answered.load(std::memory_order_relaxed) + 1);
+  store(record_.ended, record_.ended.load(std::memory_order_relaxed) + 1);
   publish(record_.number, uint64_t{0});
 }
 

@@ -251,7 +251,7 @@ void WorkerProcesses::note_end(int32_t worker) noexcept {
   end.has_hung = record.since_ns.load(std::memory_order_relaxed) == FillLoop::kAbandoned;
   const bool is_told = calls_.on_end(worker, end);
   record.since_ns.store(FillLoop::kIdle, std::memory_order_relaxed);
-  store(record.answered, record.asked.load(std::memory_order_relaxed));
+  store(record.ended, record.begun.load(std::memory_order_relaxed));
   is_told ? want(worker) : owe(worker, std::move(end));
 }
 

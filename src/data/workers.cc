@@ -366,7 +366,7 @@ bool Workers::end(FillLoop& loop, const FillResult& result) {
     return false;
   }
   Job& job = loop.job;
-  if (loop.filling->is_retried(job, result)) {
+  if (loop.filling->note_result(job, result)) {
     loop.filling->retry(job);
     return true;
   }

@@ -16,6 +16,10 @@
 // code: announce, look, sleep. One step are: the reads of the fields of a round, which its version guards;
 // a look for a free slot; the release of a slot and its event.
 //
+// The code has more slots than the model: an abandoned ticket goes on in a spare slot, which its new worker
+// holds before the old word is left, and the slot of the thread that returns becomes spare. Here the new slot
+// is a free one, taken after the old word was left; the ticket is asked; and the old slot becomes free.
+//
 // Law: the consumer gets each ticket of its round once and in order until the round fails or ends, and
 // gets no result and no text of another ticket. A worker that took its ticket by what it knew of an
 // earlier round has one that is past. No two workers write a slot. What an abandoned worker publishes has
