@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -201,10 +202,21 @@ int64_t WorkerProcesses::fork_worker(int32_t worker) {
   return pid;
 }
 
+// Whether this is sure. What a process has is given to others when it has ended, and its descriptor does not
+// tell: other code may have closed it, and its number be another one's. A child that nobody has waited for is
+// known without a descriptor.
+bool WorkerProcesses::has_ended(const Peer& peer) noexcept {
+  const int64_t pid = peer.pid.load(std::memory_order_relaxed);
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid)
+    return true;
+  return os::has_ended({static_cast<uint32_t>(pid), peer.start});
+}
+
 // For a process whose pidfd is lost. False: it has ended.
 bool WorkerProcesses::watch_again(Peer& peer) noexcept {
   const int64_t pid = peer.pid.load(std::memory_order_relaxed);
-  if (os::has_ended({static_cast<uint32_t>(pid), peer.start})) return false;
+  if (has_ended(peer)) return false;
   if (os::File again = pidfd_open(pid)) peer.process = std::move(again);
   return true;
 }
@@ -218,16 +230,16 @@ void WorkerProcesses::renew_wake() noexcept {
   }
 }
 
-// Its process has ended. What it has is given to others, so this must be true: other code may have closed the
-// descriptor, and its number be another one's.
+// Its descriptor says that its process has ended.
 void WorkerProcesses::note_end(int32_t worker) noexcept {
   Peer& peer = peers_[static_cast<size_t>(worker)];
-  const int64_t ended = peer.pid.load(std::memory_order_relaxed);
-  if (!os::has_ended({static_cast<uint32_t>(ended), peer.start})) {
-    if (os::File again = pidfd_open(ended)) {
+  if (!has_ended(peer)) {
+    if (os::File again = pidfd_open(peer.pid.load(std::memory_order_relaxed))) {
       peer.process = std::move(again);
-      return;
+    } else {  // poll() would return at once again
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kOwedLookNs));
     }
+    return;
   }
   End end;
   end.pid = peer.pid.load(std::memory_order_relaxed);

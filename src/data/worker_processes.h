@@ -108,6 +108,7 @@ class WorkerProcesses {
   std::string start_one(int32_t worker) noexcept;
   int64_t fork_worker(int32_t worker);
   void note_end(int32_t worker) noexcept;
+  static bool has_ended(const Peer& peer) noexcept;
   bool watch_again(Peer& peer) noexcept;
   void renew_wake() noexcept;
   void kill_one(Peer& peer) noexcept;
