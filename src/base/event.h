@@ -19,10 +19,10 @@ namespace tenon::impl {
 // stores nothing.
 //
 // Of a shared event, a process may be killed while it sleeps, or killed or stopped between its change and its
-// signal. So who reaps a process calls forget(), and sleepers look at the condition from time to time.
+// signal. So the reaper of a process calls forget(), and sleepers look at the condition from time to time.
 // Threads: any. signal_one(), signal_all() and forget() never block, and take no lock.
 struct Event {
-  // Between two looks of those who sleep on a shared event.
+  // Between two looks of a thread that sleeps on a shared event.
   static constexpr int64_t kLookNs = 200'000'000;
 
   std::atomic<uint32_t> signals;

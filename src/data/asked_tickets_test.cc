@@ -76,9 +76,9 @@ TEST(TicketRing, AnAskedTicketOfAnEarlierRoundIsPast) {
   ticket = bench.take();
   bench.ring.begin();
   EXPECT_FALSE(bench.ring.ask(ticket, 1));
-  EXPECT_EQ(bench.free_slots(), 4) << "who asks looks at the base afterwards";
+  EXPECT_EQ(bench.free_slots(), 4) << "ask() looks at the base afterwards";
   EXPECT_EQ(asked(bench), 0U);
-  // It is asked after the consumer has looked at the words, and taken before who asks looks at the base.
+  // It is asked after the consumer has looked at the words, and taken before ask() looks at the base.
   ticket = bench.take();
   const auto slot = static_cast<uint32_t>(ticket.slot);
   bench.ring.begin();

@@ -10,7 +10,7 @@
 namespace tenon::impl {
 namespace {
 
-// A file that says more is damaged: a sparse file of any size cannot keep who reads it busy.
+// A file that says more is damaged. Else a large sparse file would keep its readers busy.
 constexpr int32_t kMostLoops = 4096;
 
 uint64_t entries_of(int32_t most) noexcept {

@@ -139,7 +139,7 @@ struct alignas(64) SlotRecord {
 };
 
 // Of a fill loop: a thread of the feed, one that the generator has started, or a worker process. Written by
-// it, and after its death by who reaps it.
+// it, and after its death by its reaper.
 struct alignas(64) LoopRecord {
   // Since when it is busy: FillLoop::since_ns.
   std::atomic<int64_t> since_ns;

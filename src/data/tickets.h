@@ -55,8 +55,8 @@ class Tickets {
   // The oldest ticket that is asked of this worker or of any, with its slot, as ask() has left it. Waits for
   // nothing. False: there is none. Only worker processes are asked: each runs the loop of its own number.
   bool take_asked(int32_t worker, Ticket& ticket) const noexcept;
-  // Leaves the ticket, and its slot, to this worker, or to any (kPreparer); also of a dead worker, by who
-  // gives back what that had. False: it is past, or was left; its slot is free.
+  // Leaves the ticket, and its slot, to this worker, or to any (kPreparer); also of a dead worker, by
+  // its reaper. False: it is past, or was left; its slot is free.
   bool ask(const Ticket& ticket, int32_t worker) const noexcept;
   void publish(const Ticket& ticket, uint32_t notes = 0) const noexcept;
   // The consumer gets the failure at the batch's place, and the epoch ends there. loop: of the caller.
@@ -107,7 +107,7 @@ class Tickets {
   static uint32_t holder_of(int32_t worker) noexcept {
     return FreeSlots::kFirstLoop + static_cast<uint32_t>(worker);
   }
-  // Of an asked ticket: who is to fill it.
+  // Of an asked ticket: the holder that is to fill it.
   static uint32_t asked_of(int32_t worker) noexcept { return worker == kPreparer ? 0 : holder_of(worker); }
   uint32_t find_asked(int32_t worker, uint64_t* word) const noexcept;
   int32_t count_asked() const noexcept;
