@@ -15,6 +15,7 @@
 #include "dims.h"
 #include "feed_parts.h"
 #include "fields.h"
+#include "fork_guard.h"
 #include "ndarray.h"
 #include "owners.h"
 
@@ -250,8 +251,10 @@ int32_t fill_inline(void* context, const tenon_fill_request* request, char* mess
 
 int32_t fill_nothing(void*, const tenon_fill_request*, char*, size_t) noexcept { return -1; }
 
+// In a thread of the feed, also while Python ends. EngineThread has a frame that ending_threads.cc finds
+// then. nb::gil_scoped_acquire has none where nothing beside it can throw.
 void drop_hooks(void* context) noexcept {
-  const nb::gil_scoped_acquire acquired;
+  const EngineThread gil;
   delete static_cast<Hooks*>(context);
 }
 
