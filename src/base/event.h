@@ -51,26 +51,41 @@ struct Event {
     uint64_t now = sleepers.load(std::memory_order_seq_cst);
     while (!sleepers.compare_exchange_weak(now, ((now >> 32) + 1) << 32, std::memory_order_seq_cst)) {
     }
-    // pairs with: Event::sleep, "signals"
+    // pairs with: Sleeper::look, "signals"
     signals.fetch_add(1, std::memory_order_release);
     futex_wake_all(signals, is_shared != 0);
   }
 
+  // A thread that sleeps on the event, until its destructor. Threads: one.
+  class Sleeper {
+   public:
+    explicit Sleeper(Event& event) noexcept : event_(event), announced_(event.announce_sleeper()) {}
+    Sleeper(const Sleeper&) = delete;
+    Sleeper& operator=(const Sleeper&) = delete;
+    ~Sleeper() { event_.note_awake(announced_); }
+
+    // The value of the signals on which to sleep, read before a look at the condition.
+    uint32_t look() noexcept {
+      // pairs with: Event::count and Event::forget, "signals"
+      const uint32_t seen = event_.signals.load(std::memory_order_acquire);
+      if (event_.generation() != announced_) announced_ = event_.announce_sleeper();
+      return seen;
+    }
+
+   private:
+    Event& event_;
+    uint32_t announced_;
+  };
+
   // Sleeps until is_over() holds, which is called again after each signal. False: the time has passed.
   template <class Condition>
   bool sleep(const Deadline& deadline, Condition is_over) {
-    uint32_t announced = announce_sleeper();
-    bool is_in_time = true;
+    Sleeper sleeper(*this);
     while (true) {
-      // pairs with: Event::count and Event::forget, "signals"
-      const uint32_t seen = signals.load(std::memory_order_acquire);
-      if (generation() != announced) announced = announce_sleeper();
-      if (is_over()) break;
+      const uint32_t seen = sleeper.look();
+      if (is_over()) return true;
       const int64_t left = deadline.left_ns();
-      if (left <= 0) {
-        is_in_time = false;
-        break;
-      }
+      if (left <= 0) return false;
       if (is_shared != 0) {
         (void)futex_wait_for(signals, seen, std::min(left, kLookNs), true);
       } else if (deadline.is_never()) {
@@ -79,14 +94,12 @@ struct Event {
         (void)futex_wait_for(signals, seen, left);
       }
     }
-    note_awake(announced);
-    return is_in_time;
   }
 
  private:
   bool count() noexcept {
     if (!has_sleepers()) return false;
-    // pairs with: Event::sleep, "signals"
+    // pairs with: Sleeper::look, "signals"
     signals.fetch_add(1, std::memory_order_release);
     return true;
   }

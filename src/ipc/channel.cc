@@ -113,8 +113,8 @@ void Channel::open_slots() {
   segment_ = &Segments::instance().writable_segment_of(*memory_);
   const Control& control = segment_->control();
   if (control.channel_slots != plan_.slots || memory_->data() != segment_->data()) throw_no_channel(*memory_);
-  if (look(control.has_channel()) == 0) publish(control.has_channel(), 1u);
-  state_ = reinterpret_cast<ChannelState*>(control.base + control.channel_at);
+  if (look(control.has_state()) == 0) publish(control.has_state(), 1u);
+  state_ = reinterpret_cast<ChannelState*>(control.base + control.state_at);
   ends_ = ChannelEnds(control, *state_);
   table_ = state_->table(plan_.slots);
   const uint64_t nbytes = slot_nbytes_of(*schema_);

@@ -25,8 +25,7 @@ constexpr uint32_t kCountedRoles = kProducer | kMember;
 }  // namespace
 
 bool ChannelEnds::is_alive(uint32_t p) const noexcept {
-  return control_.has_place(p) && look(control_.place(p).state) == PlaceState::kLive &&
-         impl::is_alive(control_, p);
+  return has_living(control_, p);
 }
 
 uint32_t ChannelEnds::count(ChannelRole role) const noexcept {

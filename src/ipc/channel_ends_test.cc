@@ -41,7 +41,7 @@ class Ends : public testing::Test {
     first_ = std::make_unique<StandIn>(plan);
     Segment& segment = first_->segment();
     os::commit(segment.file(), segment.header().data_at, segment.data_nbytes(), "a channel");
-    publish(segment.control().has_channel(), 1u);
+    publish(segment.control().has_state(), 1u);
     state_ = segment.control().channel();
     ends_ = ChannelEnds(segment.control(), *state_);
     table_ = state_->table(kSlots);

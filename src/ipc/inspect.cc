@@ -20,6 +20,7 @@
 #include "ipc/channel_state.h"
 #include "ipc/message_table.h"
 #include "ipc/participant.h"
+#include "ipc/served_state.h"
 
 namespace tenon::impl {
 namespace {
@@ -78,6 +79,7 @@ class Inspection {
     std::ranges::sort(report_.messages, std::greater(), &MessageReport::age_ns);
     for (uint32_t b = 0; b < used; ++b) look_at_block(b);
     look_for_channel();
+    look_for_feed();
     report_.kind = kind();
   }
 
@@ -314,6 +316,50 @@ class Inspection {
     std::span<const std::byte> rest(bytes.data() + at, state.description_nbytes);
     const Ref<Schema> schema = Schema::decode(&rest);
     for (const SchemaField& field : schema->fields()) channel->fields.push_back(field.name);
+  }
+
+  // Who serves a feed passes its batches as by a channel.
+  void look_for_feed() {
+    const uint32_t n = header_.feed_slots;
+    if (n == 0 || report_.arrays.empty() || report_.arrays[0].block != 0) return;
+    const std::unique_ptr<FileBytes> bytes = bytes_of(report_.arrays[0], report_.arrays[0].nbytes);
+    if (bytes == nullptr || bytes->size() < ServedState::end_at(n)) return;
+    auto& state = *reinterpret_cast<ServedState*>(bytes->data());
+    ChannelReport feed;
+    feed.mode = look(state.mode) == ServedMode::kBroadcast ? TENON_CHANNEL_BROADCAST : TENON_CHANNEL_QUEUE;
+    feed.when_full = TENON_WHEN_FULL_KEEP;
+    feed.sent = look(state.pool().counters.given);
+    feed.received = look(state.delivered);
+    try {
+      look_at_feed(state, *bytes, &feed);
+    } catch (const Error& e) {
+      feed.damage = e.what();
+    }
+    report_.channel = std::move(feed);
+  }
+
+  void look_at_feed(ServedState& state, const FileBytes& bytes, ChannelReport* feed) {
+    const SlotTable table = state.table(header_.feed_slots);
+    feed->slots.resize(table.size());
+    for (uint32_t i = 0; i < table.size(); ++i) feed->slots[i].sequence = SlotWord::item(table.word(i));
+    const uint32_t server = look(state.server);
+    for (const PlaceReport& place : report_.places) {
+      if (!place.is_live()) continue;
+      for (uint32_t i = 0; i < table.size(); ++i) {
+        if (SlotWord::is_held_by(table.word(i), place.index) || has_bit(table.readers(i), place.index))
+          feed->slots[i].holders.push_back(place.process.pid);
+      }
+      const CursorRecord& record = state.records[place.index];
+      if (place.index == server) feed->producers.push_back(place.process.pid);
+      if (look(record.word) != CursorRecord::kNone)
+        feed->consumers.push_back({place.process.pid, look(record.cursor)});
+    }
+    const uint64_t at = state.description_at;
+    if (at > bytes.size() || state.description_nbytes > bytes.size() - at)
+      throw_error(Code::kValue, "its description does not lie in it");
+    std::span<const std::byte> rest(bytes.data() + at, state.description_nbytes);
+    const Ref<Schema> schema = Schema::decode(&rest);
+    for (const SchemaField& field : schema->fields()) feed->fields.push_back(field.name);
   }
 
   const char* kind() const {

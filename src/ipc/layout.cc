@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "ipc/channel_state.h"
 #include "ipc/message_table.h"
+#include "ipc/served_state.h"
 
 namespace tenon::impl {
 static_assert(kGrants == 160, "the message in array/access.cc names it");
@@ -122,6 +123,16 @@ void check(const Header& header, size_t file_nbytes) {
     if (!is_channel || slots > SlotTable::kMostSlots ||
         ChannelState::nbytes_before_description(slots) > room) {
       throw_damaged(concat("it cannot hold a channel of ", slots, " slots"));
+    }
+  }
+  if (header.feed_slots != 0 || header.feed_pages != 0) {
+    const uint64_t slots = header.feed_slots, nbytes = header.feed_pages * kPage;
+    const bool is_feed = header.blocks == 2 && header.has_named_array == 1 && header.required == 0 &&
+                         header.channel_slots == 0 && header.is_tensor_pool == 0;
+    if (!is_feed || slots == 0 || slots > SlotTable::kMostSlots || ServedState::end_at(slots) > nbytes ||
+        nbytes > file_nbytes - header.data_at) {
+      throw_damaged(
+          concat("it cannot hold a feed of ", slots, " slots with a control part of ", nbytes, " bytes"));
     }
   }
   if (std::memchr(header.name, '\0', sizeof header.name) == nullptr) throw_damaged("its name has no end");

@@ -10,7 +10,7 @@
 //   pool head       of a tensor pool (message_table.h)
 //   messages        one record for each message: a handle of an array, or a message of a tensor pool
 //                   (message_table.h)
-//   data            the bytes; of a channel, first its state (channel_state.h)
+//   data            the bytes; of a channel or a feed, first its state (channel_state.h, served_state.h)
 //
 // All numbers are offsets, never addresses. After every store, the state is one from which other processes
 // can continue, because the process may be killed or stopped after any store. No thread waits for a lock of
@@ -32,7 +32,7 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 6;  // a segment with another one cannot be read
+constexpr uint16_t kMajor = 7;  // a segment with another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 512;
@@ -91,6 +91,8 @@ struct Header {
   uint32_t has_named_array;
   uint32_t is_tensor_pool;
   uint32_t channel_slots;  // of the channel that it contains; 0: none
+  uint32_t feed_slots;     // of the feed whose control part is its first block; 0: none
+  uint32_t feed_pages;     // of that control part, kPage bytes each
   uint32_t reserved;
   NamedArray array;
   char name[128];     // "" for a pool
@@ -224,7 +226,7 @@ constexpr uint64_t kBlocksUsedAt = kLivesAt - 64;
 constexpr uint64_t kPlacesUsedAt = kBlocksUsedAt + 8;    // and the places,
 constexpr uint64_t kMessagesUsedAt = kPlacesUsedAt + 8;  // and the records of messages.
 constexpr uint64_t kForksAt = kMessagesUsedAt + 8;       // The number of forks of processes that use it.
-constexpr uint64_t kHasChannelAt = kForksAt + 8;         // 1: the state of the channel has memory.
+constexpr uint64_t kHasStateAt = kForksAt + 8;           // 1: the state of the channel or feed has memory.
 static_assert(sizeof(Header) <= kBlocksUsedAt);
 constexpr uint64_t kBlocksAt = kLivesAt + kParticipants * sizeof(Life);
 static_assert(kBlocksAt % kPage == 0);
@@ -301,6 +303,15 @@ T add(std::atomic<T>& word, T value) noexcept {
   note_store();
   // pairs with: look, "a word that others look at"
   return word.fetch_add(value, std::memory_order_seq_cst);
+}
+// The word has at least this value from now on.
+// False: it was not less.
+inline bool raise_to(std::atomic<uint64_t>& word, uint64_t value) noexcept {
+  uint64_t now = observe(word);
+  while (now < value) {
+    if (exchange(word, now, value)) return true;
+  }
+  return false;
 }
 
 inline void set_bit(Mask& mask, uint32_t i) noexcept {

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "device/shared_memory.h"
 #include "ipc/segment.h"
+#include "ipc/served_state.h"
 
 namespace tenon::impl {
 namespace {
@@ -266,6 +267,67 @@ TEST_F(FilesOnDevice, WhatDoesNotFitIsRefusedWithTheNumbers) {
 TEST_F(FilesOnDevice, ItHasOneBlockAndOneArray) {
   EXPECT_NE(refused([](Header& h) { h.blocks = 2; }).find("2 blocks"), std::string::npos);
   EXPECT_NE(refused([](Header& h) { h.has_named_array = 0; }).find("no array"), std::string::npos);
+}
+
+// Any process reads and changes the control part of a feed where the number of slots says.
+class FilesOfFeeds : public Files {
+ protected:
+  static constexpr uint32_t kSlots = 3;
+  void SetUp() override {
+    NamedArray bytes{};
+    bytes.code = TENON_UINT;
+    bytes.bits = 8;
+    bytes.lanes = 1;
+    bytes.ndim = 1;
+    bytes.shape[0] = 60;
+    SegmentPlan plan;
+    plan.blocks = 2;
+    plan.array = &bytes;
+    plan.feed_slots = kSlots;
+    plan.feed_pages = static_cast<uint32_t>(round_up(ServedState::end_at(kSlots), kPage) / kPage);
+    plan.data_nbytes = (plan.feed_pages + 2) * kPage;
+    segment_ = Segment::create(plan, mutex_owner_);
+    header_ = segment_->header();
+    file_nbytes_ = os::size_of(segment_->file());
+  }
+};
+
+TEST_F(FilesOfFeeds, WhatDoesNotFitIsRefused) {
+  EXPECT_EQ(refused([](Header&) {}), "");
+  EXPECT_EQ(refused([](Header& h) { h.feed_pages += 2; }), "");
+  const auto says_feed = [&](const char* which, const std::function<void(Header&)>& damage) {
+    const std::string text = refused(damage);
+    EXPECT_NE(text.find("it cannot hold a feed of "), std::string::npos) << which << ": '" << text << "'";
+  };
+  says_feed("no slots", [](Header& h) { h.feed_slots = 0; });
+  says_feed("too many slots", [](Header& h) { h.feed_slots = SlotTable::kMostSlots + 1; });
+  says_feed("all slots", [](Header& h) { h.feed_slots = UINT32_MAX; });
+  says_feed("more than fit", [](Header& h) { h.feed_slots = 1000; });
+  says_feed("no pages", [](Header& h) { h.feed_pages = 0; });
+  says_feed("a page less", [](Header& h) { --h.feed_pages; });
+  says_feed("more than the file has", [](Header& h) { h.feed_pages += 3; });
+  says_feed("all pages", [](Header& h) { h.feed_pages = UINT32_MAX; });
+  says_feed("no array", [](Header& h) { h.has_named_array = 0; });
+  says_feed("a channel", [](Header& h) { h.channel_slots = 1; });
+  says_feed("a tensor pool", [](Header& h) {
+    h.is_tensor_pool = 1;
+    h.has_named_array = 0;
+  });
+  says_feed("one block", [](Header& h) { h.blocks = 1; });
+  says_feed("three blocks", [](Header& h) { h.blocks = 3; });
+}
+
+TEST_F(FilesOfFeeds, AControlPartThatWasNeverWrittenIsOfNoFeed) {
+  MutexOwner other;
+  const std::string path = concat("/proc/self/fd/", segment_->file().fd());
+  const auto second = Segment::open(os::File(open(path.c_str(), O_RDWR | O_CLOEXEC)), false, other);
+  EXPECT_EQ(second->control().served(), nullptr);
+  reap_all(second->control());
+  publish(segment_->control().has_state(), 1u);
+  ASSERT_NE(second->control().served(), nullptr);
+  EXPECT_EQ(second->control().feed_slots, kSlots);
+  store(segment_->control().served()->told, uint64_t{7});
+  EXPECT_EQ(look(second->control().served()->told), 7U);
 }
 
 // Lives, places, and the states of the blocks of an allocator have memory only if they were used.

@@ -19,6 +19,7 @@
 #include "ipc/channel_ends.h"
 #include "ipc/deaths.h"
 #include "ipc/message_table.h"
+#include "ipc/served_ends.h"
 #include "sync/actor.h"
 
 namespace tenon::impl {
@@ -67,6 +68,7 @@ void clear(const Control& control, uint32_t participant) noexcept {
   if (look(place.state) == PlaceState::kFree) return;
   if (ChannelState* const channel = control.channel())
     ChannelEnds(control, *channel).clear(participant, control.channel_slots);
+  if (control.served() != nullptr) ServedEnds(control).clear(participant);
   std::bitset<kMostBlocks> has_deaths;
   join_one_of_many(control, participant);
   for (Grant& grant : used_grants(place)) {
@@ -93,9 +95,10 @@ void clear(const Control& control, uint32_t participant) noexcept {
 }  // namespace
 
 uint64_t Control::nbytes_of(const Header& header) noexcept {
-  const uint64_t slots = header.channel_slots;
-  const uint64_t end = slots == 0 ? control_end(header.blocks)
-                                  : header.data_at + ChannelState::nbytes_before_description(slots);
+  uint64_t end = control_end(header.blocks);
+  if (header.channel_slots != 0)
+    end = header.data_at + ChannelState::nbytes_before_description(header.channel_slots);
+  if (header.feed_slots != 0) end = header.data_at + header.feed_pages * kPage;
   return round_up(end, std::max<uint64_t>(header.page_nbytes, os::page_nbytes()));
 }
 
@@ -106,6 +109,7 @@ Control Control::map(const os::File& file, const Header& header, PlaceLocks* pla
           places,
           header.places_at,
           header.channel_slots,
+          header.feed_slots,
           header.data_at};
 }
 

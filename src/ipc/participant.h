@@ -19,15 +19,17 @@
 namespace tenon::impl {
 
 struct ChannelState;
+struct ServedState;
 
-// The control part of a segment, and the state of its channel, as this process has mapped them.
+// The control part of a segment, and the state of its channel or feed, as this process has mapped them.
 struct Control {
   std::byte* base = nullptr;
   uint32_t blocks = 0;
   PlaceLocks* places = nullptr;  // null: this is a copy that is only read
   uint64_t places_at = 0;
   uint32_t channel_slots = 0;  // 0: it contains no channel
-  uint64_t channel_at = 0;
+  uint32_t feed_slots = 0;     // 0: it contains no feed
+  uint64_t state_at = 0;       // of the channel or feed
 
   // Maps it. Fails with kNoMemory, kSystem.
   static Control map(const os::File& file, const Header& header, PlaceLocks* places);
@@ -64,13 +66,18 @@ struct Control {
   std::atomic<uint32_t>& forks() const noexcept {
     return *reinterpret_cast<std::atomic<uint32_t>*>(base + kForksAt);
   }
-  std::atomic<uint32_t>& has_channel() const noexcept {
-    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kHasChannelAt);
+  std::atomic<uint32_t>& has_state() const noexcept {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(base + kHasStateAt);
   }
   // Null: there is none, or no process has used it yet.
   ChannelState* channel() const noexcept {
-    if (channel_slots == 0 || look(has_channel()) == 0) return nullptr;
-    return reinterpret_cast<ChannelState*>(base + channel_at);
+    if (channel_slots == 0 || look(has_state()) == 0) return nullptr;
+    return reinterpret_cast<ChannelState*>(base + state_at);
+  }
+  // Null: there is none, or it is not complete.
+  ServedState* served() const noexcept {
+    if (feed_slots == 0 || look(has_state()) == 0) return nullptr;
+    return reinterpret_cast<ServedState*>(base + state_at);
   }
   MessageRecord& message(uint32_t i) const noexcept {
     return reinterpret_cast<MessageRecord*>(base + messages_at(blocks))[i];
@@ -85,15 +92,20 @@ std::atomic<uint32_t>& life_word(Life& life) noexcept;
 bool is_dead(uint32_t life_word) noexcept;
 // The same, for paths that run often. Asks the kernel only if the word is marked.
 bool is_alive(const Control& control, uint32_t participant) noexcept;
+// A process has the place, and lives.
+inline bool has_living(const Control& control, uint32_t place) noexcept {
+  return control.has_place(place) && look(control.place(place).state) == PlaceState::kLive &&
+         is_alive(control, place);
+}
 // Tells the kernel that a thread will sleep on the word. Returns the value to sleep on.
 uint32_t note_sleeper(std::atomic<uint32_t>& life_word) noexcept;
 
 // The name of the participant's process, as its place says.
 std::string command_of(const Place& place);
 
-// If this participant has died: drops what it held in all blocks and in the channel, wakes the waiting
-// processes, and frees its place. True: this call did it. Any thread of any process may call it; a second
-// call does nothing. Always asks the kernel.
+// If this participant has died: drops what it held in all blocks, in the channel and in the feed, wakes the
+// waiting processes, and frees its place. True: this call did it. Any thread of any process may call it; a
+// second call does nothing. Always asks the kernel.
 bool reap(const Control& control, uint32_t participant) noexcept;
 // Reaps all participants that have died.
 void reap_all(const Control& control) noexcept;

@@ -60,6 +60,8 @@ Header header_of(const SegmentPlan& plan, uint64_t page_nbytes) {
   h.blocks = plan.blocks;
   h.is_tensor_pool = plan.is_tensor_pool ? 1 : 0;
   h.channel_slots = plan.channel_slots;
+  h.feed_slots = plan.feed_slots;
+  h.feed_pages = plan.feed_pages;
   const os::Process process = os::this_process();
   h.creator_pid = process.pid;
   h.creator_start = process.start;

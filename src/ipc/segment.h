@@ -43,6 +43,8 @@ struct SegmentPlan {
   bool is_tensor_pool = false;
   uint32_t pinned_unit = 0;    // of a tensor pool: as PoolHead
   uint32_t channel_slots = 0;  // of a channel
+  uint32_t feed_slots = 0;     // of a feed, as the next one
+  uint32_t feed_pages = 0;     // of its control part
 };
 
 // Threads: any.
@@ -203,6 +205,11 @@ class Segment {
   // Keeps the segment's name until this process leaves the segment.
   void keep_name(NameHold hold) noexcept { name_ = std::move(hold); }
   bool keeps_name() const noexcept { return static_cast<bool>(name_); }
+  // Users of the name in this process, guarded by the lock of Segments. After the last one has ended, the
+  // segment gives up the name, though it may stay open.
+  void begin_name_use() noexcept { ++name_uses_; }
+  bool end_name_use() noexcept { return --name_uses_ == 0; }
+  void drop_name() noexcept { name_ = NameHold(); }
 
   // How many deaths in the segment's channel were counted while this process took its place, and how many
   // before: it may have reaped the process that had the place. None from the second call on.
@@ -257,6 +264,7 @@ class Segment {
   device::SharedMemoryRecord record_;  // of a segment on a device
   std::unique_ptr<Participant> participant_;
   NameHold name_;
+  uint32_t name_uses_ = 0;
   Cleaner cleaner_;
   uint32_t committed_blocks_ = 0;  // whose states have memory
 

@@ -349,6 +349,18 @@ Ref<Array> Segments::array_on(const Ref<Storage>& storage, int64_t offset, DType
   return array;
 }
 
+// The first bytes of the data of a new segment.
+void Segments::commit_data(Segment& segment, uint64_t nbytes, const std::string& what) {
+  const auto commit = [&] { os::commit(segment.file(), segment.header().data_at, nbytes, what); };
+  try {
+    commit();
+  } catch (const Error& e) {
+    // Tries again with the unused memory of the allocators.
+    if (!open_.trim_blocks() || e.code() != Code::kNoMemory) throw;
+    commit();
+  }
+}
+
 // A new segment with consecutive blocks of these sizes. The first one holds the array. The caller must end or
 // take over the use of each block.
 Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t> sizes,
@@ -364,17 +376,8 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
                    options.has_huge_pages, options.node};
   plan.channel_slots = options.channel_slots;
   std::unique_ptr<Segment> fresh = Segment::create(plan, MutexOwner::instance());
-  const auto commit = [&] {
-    os::commit(fresh->file(), fresh->header().data_at, fresh->data_nbytes(),
-               concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
-  };
-  try {
-    commit();
-  } catch (const Error& e) {
-    // Tries again with the unused memory of the allocators.
-    if (!open_.trim_blocks() || e.code() != Code::kNoMemory) throw;
-    commit();
-  }
+  commit_data(*fresh, fresh->data_nbytes(),
+              concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
   if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
   uint64_t at = 0;
   uint32_t block = 0;
@@ -432,6 +435,20 @@ auto Segments::with_name(const std::string& name, NameLock::Make make, Run run) 
   }
 }
 
+// Of a segment that no process uses any more, the name that is locked becomes free. False: another process
+// takes the name. Fails with kValue: some process uses the segment that has it.
+bool Segments::free_name(const std::string& name, NameLock& lock) {
+  OpenSegments::CloseUnused opened(open_);
+  if (Segment* const known = open_named(name, lock, true, Code::kValue, opened)) {
+    const uint32_t own = known->participant().index();
+    const bool is_here = own != Participant::kNone && has_bit(known->block(0).users, own);
+    throw_error(Code::kValue, "shared memory named '", name, "' exists already",
+                is_here ? ", and this process uses it: delete the objects that use it, " : ": ",
+                "attach to it, or choose another name");
+  }
+  return !lock.is_kept() || lock.renew();
+}
+
 // The array that create() makes under lock_. Its segment gets the name, unless that is "", when it is
 // complete.
 template <class Create>
@@ -443,16 +460,7 @@ Ref<Array> Segments::create_with(const std::string& name, Create create) {
   }
   check_name(name);
   return with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
-    OpenSegments::CloseUnused opened(open_);
-    if (Segment* const known = open_named(name, lock, true, Code::kValue, opened)) {
-      const uint32_t own = known->participant().index();
-      const bool is_here = own != Participant::kNone && has_bit(known->block(0).users, own);
-      throw_error(Code::kValue, "shared memory named '", name, "' exists already",
-                  is_here ? ", and this process uses it: delete the objects that use it, " : ": ",
-                  "attach to it, or choose another name");
-    }
-    // A segment that no process uses has the name: it loses it. False: another process takes the name.
-    if (lock.is_kept() && !lock.renew()) return Ref<Array>();
+    if (!free_name(name, lock)) return Ref<Array>();
     Ref<Array> array = create();
     Segment& segment = *use_of(*array)->segment;
     segment.keep_name(lock.keep(segment.header().id, segment.file().fd()));
@@ -533,6 +541,16 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
     Segment& segment = make_alone(named_array(kBytes, {&n, 1}, 0), sizes, options);
     for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
     return take_over(segment, 0, kBytes, {&n, 1}, 0, options);
+  });
+}
+
+void Segments::take_name(const Array& control) {
+  Segment& segment = feed_segment_of(control);
+  const std::string name = segment.header().name;
+  (void)with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
+    if (!free_name(name, lock)) return false;
+    segment.keep_name(lock.keep(segment.header().id, segment.file().fd()));
+    return true;
   });
 }
 

@@ -36,6 +36,16 @@ struct SharedOptions {
   std::function<void(std::byte*)> prepare;
 };
 
+// The memory of a feed that may be served.
+struct FeedMemoryPlan {
+  std::string name;
+  uint32_t slots = 0;
+  uint64_t control_nbytes = 0;  // from ServedState on
+  uint64_t slots_nbytes = 0;    // of all
+  // Initializes what lies behind the parts of served_state.h in the control part.
+  std::function<void(std::byte*)> prepare;
+};
+
 // Fails with kValue.
 void check_name(const std::string& name);
 
@@ -50,6 +60,17 @@ class Segments {
   // A new segment of the host with one block for each size. Returns the first block as an array of bytes. The
   // bytes of the others stay as long as this array. Fails as create().
   Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
+  // A new segment with the control part of a feed and its slots, which have no memory. Nobody can attach to
+  // it before take_name(). Returns the control part. Fails as create().
+  Ref<Array> create_feed(const FeedMemoryPlan& plan);
+  // The segment with this control part of a feed. Fails with kValue (it is none).
+  static Segment& feed_segment_of(const Array& control);
+  static bool is_feed(const Array& array) noexcept;
+  // The segment of a feed gets its name. Fails as create().
+  void take_name(const Array& control);
+  // The segment keeps its name until each use of it in this process has ended, or the segment is closed.
+  void begin_name_use(const Array& control);
+  void end_name_use(const Array& control) noexcept;
   // The segment of an array that begins with the segment's first block. This process may write to it from now
   // on. Fails with kValue (the array is not shared, or lies on another block), kSystem.
   Segment& writable_segment_of(const Array& first);
@@ -142,6 +163,7 @@ class Segments {
   static void sleep_for_a_moment() noexcept;
   template <class Run>
   auto with_name(const std::string& name, NameLock::Make make, Run run);
+  bool free_name(const std::string& name, NameLock& lock);
   template <class Create>
   Ref<Array> create_with(const std::string& name, Create create);
 
@@ -156,6 +178,7 @@ class Segments {
   void look_at_ended_uses();
   void sweep_some();
   bool sweep_all();
+  void commit_data(Segment& segment, uint64_t nbytes, const std::string& what);
   Segment& make_alone(const NamedArray& array, std::span<const uint64_t> sizes, const SharedOptions& options);
   Ref<Array> create_on_device(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
   Ref<Array> take_over(Segment& segment, uint32_t block, DType dtype, Dims shape, uint32_t flags,

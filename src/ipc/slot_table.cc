@@ -15,12 +15,6 @@ constexpr uint32_t slot_in(uint64_t entry) noexcept {
   return static_cast<uint32_t>(entry & ((1 << kSlotBits) - 1));
 }
 
-void raise(std::atomic<uint64_t>& word, uint64_t value) noexcept {
-  uint64_t now = observe(word);
-  while (now < value && !exchange(word, now, value)) {
-  }
-}
-
 }  // namespace
 
 bool SlotTable::take_free(uint32_t p, uint32_t slot) const noexcept {
@@ -66,7 +60,7 @@ SlotTable::Turn SlotTable::next_number() const noexcept {
     const uint64_t n = given() + 1;
     const uint64_t before = observe(entry(n));
     if (number_of(before) < n) return {n, before};
-    raise(counters_->given, number_of(before) - 1);  // only if the memory is damaged, it was less
+    raise_to(counters_->given, number_of(before) - 1);  // only if the memory is damaged, it was less
     help(number_of(before));
   }
 }
@@ -121,9 +115,11 @@ uint32_t SlotTable::slot_of(uint64_t n) const noexcept {
   return number_of(named) == n && slot < slots_.size() ? slot : kNone;
 }
 
+bool SlotTable::pass(uint64_t n) const noexcept { return raise_to(counters_->passed, n); }
+
 uint64_t SlotTable::begin_anew() const noexcept {
   const uint64_t next = next_number().number + 1;
-  raise(counters_->given, next - 1);
+  raise_to(counters_->given, next - 1);
   pass(next - 1);
   return next;
 }
@@ -142,13 +138,17 @@ void SlotTable::help(uint64_t n) const noexcept {
 
 // The item is counted first: else nobody would look for it.
 void SlotTable::put_back(uint32_t slot, uint64_t n) const noexcept {
-  raise(counters_->passed, n);
+  raise_to(counters_->passed, n);
   (void)add(counters_->strays, uint64_t{1});
   announce(slots_[slot].word, SlotWord::ready(n, true));
 }
 
 void SlotTable::hold(uint32_t p, uint32_t slot, uint64_t n) const noexcept {
   announce(slots_[slot].word, SlotWord::make(SlotWord::kHeld, p, n));
+}
+
+void SlotTable::set_aside(uint32_t slot) const noexcept {
+  announce(slots_[slot].word, SlotWord::make(SlotWord::kLeft, 0, 0));
 }
 
 void SlotTable::release(uint32_t slot) const noexcept {
@@ -187,7 +187,7 @@ SlotTable::Found SlotTable::next(uint64_t after) const noexcept {
     while (is_known && found.slot == kNone && number < last) found = item(++number, &is_known);
     if (is_known) {
       const uint64_t gone = found.slot == kNone ? last : number - 1;
-      if (begin == passed && gone > passed) raise(counters_->passed, gone);
+      if (begin == passed && gone > passed) raise_to(counters_->passed, gone);
     } else {
       found = oldest_of_all(has_strays ? 0 : begin, last);
     }
@@ -205,6 +205,10 @@ SlotTable::Found SlotTable::newest() const noexcept {
     const Found found = item(last, &is_known);
     if (found.slot != kNone || given() == last) return found;
   }
+}
+
+bool SlotTable::change(uint32_t slot, uint64_t seen, uint64_t after) const noexcept {
+  return exchange(slots_[slot].word, seen, after);
 }
 
 bool SlotTable::reclaim(uint32_t p) const noexcept {

@@ -18,6 +18,8 @@
 //   held(p, n)     loop p of the feed fills it for ticket n, or consumer p has received that
 //   ready(n)       ticket n is settled
 //   left(p, n)     thread p hangs in ticket n, which is not in this slot any more
+//   left(0, 0)     no process can have it: it is a spare one, or not made yet
+//   left(0, n)     consumers have received ticket n; the state in it is to be noted
 //   asked(o, n)    no process; loop o of the feed, or any (0), is to fill it for ticket n
 //
 // Entry n % (number of entries) names the slot of item n. It is written by the compare-and-swap that gives
@@ -62,6 +64,8 @@ struct SlotWord {
     return static_cast<uint32_t>(word >> 3) & 0xFFF;
   }
   static constexpr uint64_t number(uint64_t word) noexcept { return word >> 15; }
+  // A consumer has given it back before the state of the generator after it was noted.
+  static constexpr uint64_t unnoted(uint64_t number) noexcept { return make(kLeft, 0, number); }
   // A process has it for itself.
   static constexpr bool has_holder(uint64_t word) noexcept {
     return kind(word) == kHeld || kind(word) == kOffered || kind(word) == kClaimed;
@@ -118,7 +122,9 @@ class SlotTable {
   uint64_t give_number(uint32_t p, uint32_t slot) const noexcept;
   // held(p, n) -> ready(n) again.
   void put_back(uint32_t slot, uint64_t n) const noexcept;
-  // For the holder of a slot, or one that no process can have: -> held(p, n).
+  // Of a slot that is not used, or from now on not: -> left(0, 0).
+  void set_aside(uint32_t slot) const noexcept;
+  // For the holder of a slot, or one that is set aside: -> held(p, n).
   void hold(uint32_t p, uint32_t slot, uint64_t n = 0) const noexcept;
   // held(p, *) -> free.
   void release(uint32_t slot) const noexcept;
@@ -151,7 +157,8 @@ class SlotTable {
   // That has number n; kNone: none, it was not given, or a later number has its entry.
   uint32_t slot_of(uint64_t n) const noexcept;
   uint64_t passed() const noexcept { return observe(counters_->passed); }
-  void pass(uint64_t n) const noexcept { announce(counters_->passed, n); }
+  // Moves it on; it never moves back. False: it is there, or behind it.
+  bool pass(uint64_t n) const noexcept;
   // Passes all numbers that were given, and the next one: a thread that is about to take it may still get it.
   // Returns the number after it. Requires that no thread begins to take one.
   uint64_t begin_anew() const noexcept;
@@ -176,6 +183,10 @@ class SlotTable {
   // The oldest item after this number. 0: of all items, also of strays.
   Found next(uint64_t after) const noexcept;
   Found newest() const noexcept;
+
+  // seen -> after. False: the word is another one. For the functions of served feeds (served_ends.h).
+  bool change(uint32_t slot, uint64_t seen, uint64_t after) const noexcept;
+  uint32_t size() const noexcept { return static_cast<uint32_t>(slots_.size()); }
 
   // Gives back what the dead process p has. True: it had something. Requires that no process can get the
   // place of p meanwhile.
