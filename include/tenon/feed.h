@@ -209,6 +209,9 @@ typedef struct tenon_feed_options {
   int32_t world_size;
   /* The capacity for the state of a worker, for generators with TENON_HAS_STATE; 0: 64 KiB. Since 0.6. */
   uint64_t state_nbytes;
+  /* With TENON_SHARED_SLOTS: the name by which other processes find the feed once it is served; NULL: it
+   * is not to be served. Since 0.7. */
+  const char* shared_name;
 } tenon_feed_options;
 
 /* Takes ownership of the generator: the feed drops it. On failure it still belongs to the caller.
@@ -392,6 +395,129 @@ TENON_API const void* tenon_batch_attachment(const tenon_batch* batch, uint64_t*
 TENON_API tenon_array* tenon_batch_array(tenon_batch* batch, int32_t i);
 TENON_API void tenon_batch_retain(tenon_batch* batch);
 TENON_API void tenon_batch_release(tenon_batch* batch);
+
+/* ------------------------------------------------------------------------------------- serving
+ *
+ * A feed with shared_name can be served: processes of this user attach to it by that name, and receive its
+ * batches in place of tenon_feed_next. No batch passes a thread of the feed's process. One thread there calls
+ * tenon_feed_serve_wait in a loop: it begins the epochs, and gives back what killed processes had. Since
+ * 0.7. */
+
+enum tenon_serve_mode {
+  TENON_SERVE_QUEUE = 0,    /* each batch goes to one consumer, which may write to it */
+  TENON_SERVE_BROADCAST = 1 /* each batch goes to all consumers, read-only */
+};
+
+typedef struct tenon_serve_options {
+  uint32_t struct_size;
+  int32_t mode;
+  int32_t consumers; /* the first epoch begins when so many processes have begun to iterate */
+  int32_t reserved;
+  const void* note; /* bytes for consumers, at most 8 KiB; copied at the first call of a feed */
+  uint64_t note_nbytes;
+} tenon_serve_options;
+
+/* Gives the feed its name at the first call, and waits for consumers from then on. While it is served,
+ * tenon_feed_begin and tenon_feed_next fail with VALUE. Fails with VALUE (no name, or another process has it;
+ * another mode than before; one slot; it is being served), CLOSED. */
+TENON_API tenon_status tenon_feed_serve(tenon_feed* feed, const tenon_serve_options* options,
+                                        tenon_error* error);
+
+enum tenon_serve_what {
+  TENON_SERVE_NOTHING = 0,
+  TENON_SERVE_GATHERED = 1,    /* so many consumers are there: tenon_feed_serve_next begins the first epoch */
+  TENON_SERVE_EPOCH_ENDED = 2, /* for all consumers: tenon_feed_serve_next begins the next one */
+  TENON_SERVE_OVER = 3         /* tenon_feed_serve_end or tenon_feed_close was called */
+};
+
+typedef struct tenon_serve_report {
+  uint32_t struct_size;
+  int32_t what;
+  int32_t consumers;
+  int32_t unread;      /* batches that wait for a consumer */
+  int32_t has_failure; /* with EPOCH_ENDED: a failure has ended it; tenon_feed_failure_get tells more */
+  int32_t is_filled;   /* the unread batches are the last ones of the epoch */
+  uint64_t batches;    /* for consumers, so far */
+} tenon_serve_report;
+
+/* Does what the server has to do, in this thread, until there is something to report, at most timeout_ns
+ * (< 0: no limit); then *out has NOTHING. With workers = 0 it fills. Fails with VALUE (the feed has no
+ * name). */
+TENON_API tenon_status tenon_feed_serve_wait(tenon_feed* feed, int64_t timeout_ns, tenon_serve_report* out,
+                                             tenon_error* error);
+/* Begins an epoch: after GATHERED or EPOCH_ENDED. Fails with CLOSED. */
+TENON_API tenon_status tenon_feed_serve_next(tenon_feed* feed, tenon_error* error);
+/* After GATHERED: where the i-th consumer that called tenon_attached_resume wants to begin; ranks: what it
+ * has given. *out is NULL if there are not so many. */
+TENON_API tenon_status tenon_feed_serve_wanted(tenon_feed* feed, int32_t i, tenon_feed_state** out,
+                                               int32_t ranks[2], tenon_error* error);
+/* Consumers get the batches that are ready, as many as they may hold, and then their loops end. Any thread.
+ * Idempotent. */
+TENON_API void tenon_feed_serve_end(tenon_feed* feed);
+
+typedef struct tenon_serve_counts {
+  uint32_t struct_size;
+  int32_t consumers;
+  int32_t held; /* slots whose batches consumers have */
+  int32_t reserved;
+  uint64_t batches; /* that consumers have received */
+  uint64_t nbytes;
+  uint64_t starved_ns; /* that consumers have waited for batches, over all of them */
+} tenon_serve_counts;
+
+/* Zeros for a feed without a name. */
+TENON_API void tenon_feed_serve_counts_get(tenon_feed* feed, tenon_serve_counts* out);
+
+/* A served feed, in a process that consumes. */
+typedef struct tenon_attached tenon_attached;
+
+/* Fails with NOT_FOUND (no feed is served by that name), VALUE (the name is that of something else, or its
+ * memory is damaged; this process is attached to the feed already), SYSTEM. */
+TENON_API tenon_status tenon_attach_feed(const char* name, tenon_attached** out, tenon_error* error);
+
+typedef struct tenon_attached_info {
+  uint32_t struct_size;
+  int32_t mode;
+  int32_t pid;        /* of the feed's process */
+  int32_t tokens;     /* slots that consumers may have at a time */
+  int32_t held;       /* that they have */
+  int32_t consumers;  /* processes that iterate */
+  int32_t is_serving; /* the first epoch has begun, and tenon_feed_serve_end was not called since */
+  int32_t reserved;
+  uint64_t first_number, first_epoch, first_place; /* of the first batch that was served; 0: none yet */
+  uint64_t
+      last_number;  /* of the last batch that was delivered here; numbers are comparable with first_number */
+  const void* note; /* as tenon_serve_options; valid as long as the handle */
+  uint64_t note_nbytes;
+  const void* memory; /* where the slots are mapped in this process: the first one */
+} tenon_attached_info;
+
+TENON_API void tenon_attached_describe(tenon_attached* attached, tenon_attached_info* out);
+/* Of its batches: a new reference. */
+TENON_API tenon_schema* tenon_attached_schema(tenon_attached* attached);
+/* Begins a loop over one epoch, or over what is left of it. Fails with CLOSED (the feed is not served any
+ * more, and nothing is left; tenon_attached_close was called), OWNER_DIED (a loop was told that before). */
+TENON_API tenon_status tenon_attached_begin(tenon_attached* attached, tenon_error* error);
+/* The next batch of the loop, at most after timeout_ns (< 0: no limit). At the end of the loop *out is
+ * NULL, and the status is OK. Fails with TIMEOUT (the message names what it waited for; nothing was
+ * taken), OP (the generator failed at this batch, for each consumer; the loop is over), OWNER_DIED
+ * (nothing more is ready, and the feed's process has died), VALUE (the memory is damaged), CLOSED. */
+TENON_API tenon_status tenon_attached_next(tenon_attached* attached, int64_t timeout_ns, tenon_batch** out,
+                                           tenon_error* error);
+/* The last failure of tenon_attached_next. */
+TENON_API void tenon_attached_failure_get(tenon_attached* attached, tenon_feed_failure* out);
+/* Before the first loop: the feed is to begin at this position, with these states of its generator, as
+ * tenon_feed_resume. See tenon_feed_serve_wanted. Fails with VALUE (a loop has begun). */
+TENON_API tenon_status tenon_attached_resume(tenon_attached* attached, const tenon_feed_place* place,
+                                             const tenon_worker_state* states, const int32_t ranks[2],
+                                             tenon_error* error);
+/* The position of the feed behind the last batch that was delivered here. *is_gap: not 0 if other
+ * consumers got batches in between. Fails with NOT_FOUND (no batch yet). */
+TENON_API tenon_status tenon_attached_state_take(tenon_attached* attached, tenon_feed_state** out,
+                                                 int32_t* is_gap, tenon_error* error);
+/* Is no consumer any more. Ends a wait of another thread. Batches that it has stay valid. Idempotent. */
+TENON_API void tenon_attached_close(tenon_attached* attached);
+TENON_API void tenon_attached_release(tenon_attached* attached);
 
 #ifdef __cplusplus
 }

@@ -379,6 +379,7 @@ struct FeedOptions {
   int32_t rank = 0;
   int32_t world_size = 1;
   uint64_t state_nbytes = 0;  // capacity for the state of a worker; 0: 64 KiB
+  std::string shared_name{};  // with has_shared_slots: by which it can be served; "": it cannot
 };
 
 // Can be moved, but not copied. The destructor closes it, and waits at most one second for the generator.
@@ -405,6 +406,7 @@ class Feed {
     described.rank = options.rank;
     described.world_size = options.world_size;
     described.state_nbytes = options.state_nbytes;
+    if (!options.shared_name.empty()) described.shared_name = options.shared_name.c_str();
     tenon_feed* made = nullptr;
     call(tenon_feed_create, &generator.get(), schema_.get(), &described, &made);
     generator.release();

@@ -14,6 +14,6 @@
 
 /* The C ABI. A new major version may break callers; a new minor version only adds. */
 #define TENON_ABI_MAJOR 0
-#define TENON_ABI_MINOR 6
+#define TENON_ABI_MINOR 7
 
 #endif /* TENON_VERSION_H_ */

@@ -4,6 +4,8 @@
 // message. Casts of handles are here too, so that the entry points hold no logic.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <new>
 #include <span>
 #include <string_view>
@@ -50,6 +52,14 @@ inline void check_flags(uint32_t flags, uint32_t known, const char* function) {
 
 // Fails with kValue for numbers that are no stream of DLPack.
 void check_stream(int64_t stream);
+
+// Copies as much as the struct of the caller has room for.
+template <class Struct>
+void copy_out(const Struct& from, Struct* out) {
+  const uint32_t size = out->struct_size;
+  std::memcpy(out, &from, std::min<size_t>(size, sizeof from));
+  out->struct_size = size;
+}
 
 // Fails with kValue for null.
 template <class T>

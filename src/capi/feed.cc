@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "capi/boundary.h"
+#include "capi/feed_position.h"
 #include "data/feed.h"
 #include "data/worker.h"
 
@@ -27,14 +28,6 @@ const FeedPosition* unwrap(const tenon_feed_state* state) {
   return reinterpret_cast<const FeedPosition*>(state);
 }
 Worker* unwrap(tenon_worker* worker) { return reinterpret_cast<Worker*>(worker); }
-
-// Copies as much as the struct of the caller has room for.
-template <class Struct>
-void copy_out(const Struct& from, Struct* out) {
-  const uint32_t size = out->struct_size;
-  std::memcpy(out, &from, std::min<size_t>(size, sizeof from));
-  out->struct_size = size;
-}
 
 // wait() returns whether the time has passed without a batch.
 template <class Wait>
@@ -161,18 +154,8 @@ void tenon_feed_state_release(tenon_feed_state* state) { delete unwrap(state); }
 tenon_status tenon_feed_resume(tenon_feed* feed, const tenon_feed_place* place,
                                const tenon_worker_state* states, tenon_error* error) {
   return guarded(error, [&] {
-    not_null(place, "place");
-    check_struct_size(place->struct_size, sizeof(tenon_feed_place), "tenon_feed_place");
-    if (place->workers > 0) not_null(states, "states");
-    FeedPosition position{
-        .epoch = place->epoch, .place = place->place, .worker = place->worker, .states = {}};
-    for (int32_t worker = 0; worker < place->workers; ++worker) {
-      const auto* const data = static_cast<const std::byte*>(states[worker].data);
-      WorkerState state;
-      if (data != nullptr)
-        state.bytes = std::make_shared<const std::vector<std::byte>>(data, data + states[worker].nbytes);
-      position.states.push_back(std::move(state));
-    }
+    FeedPosition position = position_in(place, states);
+    position.ignored_index = false;  // of what this feed delivers
     unwrap(not_null(feed, "feed"))->resume(std::move(position));
   });
 }

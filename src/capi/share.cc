@@ -86,7 +86,12 @@ tenon_status tenon_shared_attach(const char* name, uint32_t flags, tenon_array**
     not_null(name, "name");
     not_null(out, "out");
     check_flags(flags, TENON_READONLY, "tenon_shared_attach");
-    *out = capi::wrap(Segments::instance().attach(name, (flags & TENON_READONLY) != 0));
+    Ref<Array> array = Segments::instance().attach(name, (flags & TENON_READONLY) != 0);
+    if (Segments::is_feed(*array)) {
+      throw_error(Code::kValue, "'", name,
+                  "' is the name of a feed: open it with tenon_attach_feed, tn.Feed.attach('", name, "')");
+    }
+    *out = capi::wrap(std::move(array));
   });
 }
 

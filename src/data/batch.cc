@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/batch.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace tenon::impl {
 namespace {
@@ -35,6 +37,7 @@ Batch::Batch(const Schema& schema, Ref<Storage> storage, const int64_t* shapes, 
   arrays_.reserve(schema.fields().size());
   Layout layout;
   layout.device = storage_->device();
+  layout.flags = storage_->is_readonly() ? TENON_READONLY : 0;
   for_each_field(schema, shapes,
                  [&](const SchemaField& field, const int64_t* shape, uint64_t nbytes, size_t packed) {
                    layout.data = storage_->data() + (is_packed ? packed : field.offset);
@@ -50,6 +53,21 @@ Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Slots& sl
   std::byte* const data = storage->data();
   return Ref<Batch>::adopt(
       new Batch(schema, std::move(storage), layout.shapes(data), false, layout.attached_in(data), ticket));
+}
+
+Ref<Batch> Batch::make(const Schema& schema, const SlotLayout& layout, Ref<Storage> slot,
+                       const Ticket& ticket) {
+  std::byte* const data = slot->data();
+  std::vector<int64_t> shapes;
+  int64_t* shape = layout.shapes(data);
+  for (const SchemaField& field : schema.fields()) {
+    for (size_t i = 0; i < field.shape.size(); ++i)
+      shapes.push_back(std::atomic_ref(*shape++).load(std::memory_order_relaxed));
+  }
+  if (const SchemaField* const wrong = find_wrong_shape(schema, shapes.data()))
+    throw_error(Code::kValue, "the shape of field '", wrong->name, "' was overwritten");
+  return Ref<Batch>::adopt(
+      new Batch(schema, std::move(slot), shapes.data(), false, layout.attached_in(data), ticket));
 }
 
 Ref<Batch> Batch::beside(const Batch& filled, const Schema& schema, Ref<Storage> storage) {

@@ -22,6 +22,10 @@ class Batch {
  public:
   // Takes over the ticket's slot. Fails with std::bad_alloc; the slot is then free.
   static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket);
+  // The same of a slot that was lent, and that other processes may write to. Fails with kValue, too: a shape
+  // does not fit.
+  static Ref<Batch> make(const Schema& schema, const SlotLayout& layout, Ref<Storage> slot,
+                         const Ticket& ticket);
   // The same with a copy of what was filled, in its own memory; the slot is free.
   static Ref<Batch> copy(const Schema& schema, const SlotLayout& layout, Slots& slots, const Ticket& ticket);
 

@@ -27,7 +27,7 @@ Ref<Slots> slots_on(tenon_device device, const Schema& schema, int32_t count) {
 
 // A free slot, waited for until the deadline; null: there is none.
 Ref<Storage> take_storage(Slots& slots, const Deadline& deadline) {
-  const int32_t slot = slots.take(Slots::kConsumer, deadline);
+  const int32_t slot = slots.take(slots.self(), deadline);
   return slot < 0 ? Ref<Storage>() : slots.lend_storage(slot);
 }
 

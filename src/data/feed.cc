@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "data/bind.h"
+#include "data/failure_text.h"
 #include "data/generator_call.h"
 #include "exec/engine.h"
 
@@ -25,46 +26,12 @@ constexpr int64_t kShortestLook = 1'000'000, kLongestLook = 50'000'000;
 // For what wakes no consumer: an op to run, a free slot.
 constexpr int64_t kShortLook = 5'000'000;
 
+constexpr int64_t kReapLook = 50'000'000;
+
 constexpr int64_t kLeaveNs = 10 * kSecond;
 
 // How many batches a message lists.
 constexpr size_t kListed = 5;
-
-std::string seconds_text(int64_t ns) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.1f s", static_cast<double>(ns) / kSecond);
-  return buffer;
-}
-
-// As sigabbrev_np, which glibc before 2.32 does not have. "?" for signals that end no program.
-const char* signal_name(int32_t signal) noexcept {
-  switch (signal) {
-    case SIGABRT: return "ABRT";
-    case SIGALRM: return "ALRM";
-    case SIGBUS: return "BUS";
-    case SIGFPE: return "FPE";
-    case SIGHUP: return "HUP";
-    case SIGILL: return "ILL";
-    case SIGINT: return "INT";
-    case SIGIO: return "IO";
-    case SIGKILL: return "KILL";
-    case SIGPIPE: return "PIPE";
-    case SIGPROF: return "PROF";
-    case SIGPWR: return "PWR";
-    case SIGQUIT: return "QUIT";
-    case SIGSEGV: return "SEGV";
-    case SIGSTKFLT: return "STKFLT";
-    case SIGSYS: return "SYS";
-    case SIGTERM: return "TERM";
-    case SIGTRAP: return "TRAP";
-    case SIGUSR1: return "USR1";
-    case SIGUSR2: return "USR2";
-    case SIGVTALRM: return "VTALRM";
-    case SIGXCPU: return "XCPU";
-    case SIGXFSZ: return "XFSZ";
-    default: return "?";
-  }
-}
 
 std::string views_text(tenon_view_count views) {
   const uint32_t count = views.readers + views.writers;
@@ -188,6 +155,7 @@ void Feed::check_process() const {
 
 void Feed::begin() {
   check_process();
+  check_not_served();
   const std::scoped_lock lock(staging_);
   if (!ahead_.empty()) end_at_consumer();
   workers_->queue().begin();
@@ -329,6 +297,11 @@ bool Feed::wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::Next
       if (may_map) step = step < 0 ? between_looks : std::min(step, between_looks);
       between_looks = std::min(2 * between_looks, kLongestLook);
     }
+    // Consumers in other processes may have died with slots.
+    if (workers_->slots().served() != nullptr && step != 0) {
+      ends().reap_dead();
+      step = step < 0 ? kReapLook : std::min(step, kReapLook);
+    }
     if (workers_->is_inline()) {
       outcome = look(0);
       if (outcome != TicketRing::NextBatch::kLate) return true;
@@ -370,7 +343,12 @@ bool Feed::has_batch(TicketRing::NextBatch outcome, const TicketRing::Delivery& 
 }
 
 void Feed::throw_failure(const TicketRing::Delivery& item) {
-  const TicketFailure& f = *item.failure;
+  note_failure(item.ticket, *item.failure);
+  throw Error(Code::kOp, failure_text(item.ticket, *item.failure, workers_->slots().control().head()),
+              item.failure->code);
+}
+
+void Feed::note_failure(const Ticket& ticket, const TicketFailure& f) {
   const std::scoped_lock lock(failing_);
   failure_ = {};
   failure_.kind = f.kind;
@@ -379,10 +357,9 @@ void Feed::throw_failure(const TicketRing::Delivery& item) {
   failure_.pid = f.pid;
   failure_.exit_signal = f.exit_signal;
   failure_.exit_code = f.exit_code;
-  failure_.epoch = item.ticket.epoch;
-  failure_.index = item.ticket.index;
+  failure_.epoch = ticket.epoch;
+  failure_.index = ticket.index;
   std::memcpy(failure_.text, f.message, sizeof failure_.text);
-  throw Error(Code::kOp, failure_text(item), f.code);
 }
 
 void Feed::note_delivery(const Batch& batch) noexcept {
@@ -395,6 +372,7 @@ void Feed::check_consumer() const {
   if (workers_->is_called_by_worker()) {
     throw_error(Code::kValue, "a generator cannot take batches from the feed that it fills");
   }
+  check_not_served();
 }
 
 bool Feed::await(int64_t timeout_ns) {
@@ -423,51 +401,6 @@ bool Feed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   }
   note_delivery(*batch);
   return true;
-}
-
-std::string Feed::failure_text(const TicketRing::Delivery& item) const {
-  const TicketFailure& f = *item.failure;
-  const std::string worker = f.pid != 0 ? concat("worker process ", f.worker, " (", f.pid, ")") : "";
-  std::string text = concat("generator '", workers_->generator_name(), "' ");
-  switch (f.kind) {
-    case TENON_DIED:
-      text = concat(f.pid != 0 ? worker : concat("worker process ", f.worker), " ");
-      if (f.exit_signal == 0 && f.exit_code < 0 && f.pid != 0) {
-        text += concat("ended while generator '", workers_->generator_name(), "' filled ",
-                       ticket_text(item.ticket),
-                       "; how is not known, because this program ignores SIGCHLD or waits for any child");
-        break;
-      }
-      if (f.exit_signal == 0 && f.exit_code < 0) {
-        text += concat("did not run, so generator '", workers_->generator_name(), "' did not fill ",
-                       ticket_text(item.ticket));
-        break;
-      }
-      text += f.exit_signal != 0
-                  ? concat("was killed by signal ", f.exit_signal, " (", signal_name(f.exit_signal),
-                           f.exit_signal == SIGKILL ? "; out of memory?" : "", ")")
-                  : concat("ended with exit code ", f.exit_code);
-      text += concat(" while generator '", workers_->generator_name(), "' filled ", ticket_text(item.ticket));
-      break;
-    case TENON_HUNG:
-      if (!f.was_begun) {
-        text += concat("was not called for ", ticket_text(item.ticket),
-                       ": an earlier call takes longer than ", seconds_text(options_.fill_timeout_ns));
-        break;
-      }
-      text += concat("took longer than ", seconds_text(options_.fill_timeout_ns), " for ",
-                     ticket_text(item.ticket),
-                     worker.empty() ? "" : concat(" in ", worker, ", which was killed"));
-      break;
-    default:
-      if (!f.was_begun) {
-        text += concat("was not called for ", ticket_text(item.ticket));
-        break;
-      }
-      text += concat(failed_text(f.code, f.message), " at ", ticket_text(item.ticket),
-                     worker.empty() ? "" : concat(" in ", worker));
-  }
-  return concat(text, f.message[0] == '\0' ? "" : ": ", f.message);
 }
 
 tenon_feed_failure Feed::failure() {
@@ -517,8 +450,10 @@ void Feed::close(int64_t timeout_ns) {
     (void)threads_.release();  // handles of threads that do not exist here can be neither joined nor detached
     return;
   }
+  serve_end();
   const std::scoped_lock lock(closing_);
   workers_->dismiss();
+  workers_->slots().drop_name();
   Ref<DeviceBatches> device;  // ends after staging_: it waits for its copies
   {
     const std::scoped_lock staging(staging_);
@@ -567,7 +502,7 @@ tenon_feed_statistics Feed::statistics() {
   s.slot_nbytes = slots.slot_nbytes();
   s.memory = slots.data(0);
   s.memory_file = slots.file().fd();
-  s.memory_at = static_cast<uint64_t>(slots.data(0) - slots.memory());
+  s.memory_at = slots.file() ? slots.file_at() : 0;
   s.batches = batches_.load(std::memory_order_relaxed);
   s.nbytes = nbytes_.load(std::memory_order_relaxed);
   s.copied = copied_.load(std::memory_order_relaxed);
@@ -581,6 +516,11 @@ tenon_feed_statistics Feed::statistics() {
     s.skipped = now.skipped;
     if (WorkerProcesses* const processes = workers_->processes()) s.restarted = processes->restarts();
     note_oldest(s);
+    const ServeCounts served = serve_counts();
+    s.batches += served.batches;
+    s.nbytes += served.nbytes;
+    s.starved_ns += served.starved_ns;
+    s.slots_held = std::max(s.slots_held, served.held);  // which counts what is lent here, too
   }
   if (const Ref<DeviceBatches> device = device_batches()) {
     s.device = device->device();

@@ -21,6 +21,7 @@
 #include "base/timed_mutex.h"
 #include "data/batch.h"
 #include "data/device_batches.h"
+#include "data/feed_serving.h"
 #include "data/workers.h"
 #include "ipc/schema.h"
 #include "tenon/tenon.h"
@@ -63,6 +64,23 @@ class Feed {
   // What the consumer waits for, and what would help.
   std::string waiting_text();
 
+  // For a thread that serves the feed to consumers in other processes, which take its batches in place of
+  // next(). serve() takes the name of the feed at the first call. Fails with kValue (no name, or it is taken,
+  // another mode than before, it is being served), kClosed.
+  void serve(const ServeOptions& options);
+  // The duties of the server, until there is something to tell; timeout_ns < 0: without a limit.
+  ServeReport serve_wait(int64_t timeout_ns);
+  // Begins the next epoch, after kGathered or kEpochEnded: at once, or, as long as a consumer has not noticed
+  // the end of the last one, in serve_wait(). Fails with kClosed.
+  void serve_next();
+  // After kGathered, where consumers want to begin; none: there are not so many.
+  std::optional<ServeWanted> serve_wanted(int32_t i);
+  // Consumers get what is ready, at most as much as they may hold, and then the end. Any thread.
+  void serve_end() noexcept;
+
+  // Zeros for a feed without a name.
+  ServeCounts serve_counts() const noexcept;
+
   // Fails with kTimeout when a generator does not return.
   void close(int64_t timeout_ns);
 
@@ -85,7 +103,6 @@ class Feed {
   void check_process() const;
   void check_consumer() const;
   void start_workers();
-  std::string failure_text(const TicketRing::Delivery& item) const;
   std::string held_text(uint64_t epoch);
   bool give_up_hung(bool has_waited);
   bool wait(int64_t timeout_ns, TicketRing::Delivery* item, TicketRing::NextBatch& outcome);
@@ -132,6 +149,23 @@ class Feed {
   // Of slots that worker processes fill: those whose pages are in the page table of this process.
   std::vector<std::atomic<bool>> has_pages_;  // empty: they are mapped by the first touch
   std::atomic<int32_t> mapped_{0};            // how many have theirs
+
+  // feed_serving.cc
+  ServedEnds ends() const noexcept;
+  void check_not_served() const;
+  void read_wanted();
+  bool is_round_ended(const TicketRing::RoundView& view) const;
+  ServeReport look_at_serving();
+  void begin_served_round();
+  void note_failure(const Ticket& ticket, const TicketFailure& failure);
+
+  std::mutex serving_;
+  // Written under serving_.
+  std::atomic<bool> is_serving_{false};
+  std::atomic<bool> is_in_round_{false};
+  bool has_gathered_ = false;
+  bool is_beginning_ = false;  // serve_next() was called
+  std::vector<ServeWanted> wanted_;
 
   std::mutex failing_;
   tenon_feed_failure failure_{};  // guarded by failing_

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -13,15 +15,10 @@ namespace {
 // A file that says more is damaged. Else a large sparse file would keep its readers busy.
 constexpr int32_t kMostLoops = 4096;
 
-uint64_t entries_of(int32_t most) noexcept {
-  constexpr uint64_t kLeast =
-      256;  // so far ahead of the consumer workers can skip batches, also with few slots
-  return std::max(static_cast<uint64_t>(most), kLeast);
-}
-
 // Gives out places one after the other, each at a line of the cache.
 class Places {
  public:
+  explicit Places(uint64_t begin) noexcept : end_(begin) {}
   uint64_t take(uint64_t count, uint64_t nbytes) {
     const uint64_t at = end_;
     uint64_t size = 0;
@@ -35,40 +32,51 @@ class Places {
   }
 
  private:
-  uint64_t end_ = FeedControl::kSharedAt;
+  uint64_t end_;
 };
 
 }  // namespace
 
 FeedLayout FeedLayout::of(int32_t most, int32_t loops, int32_t workers, uint64_t state_nbytes,
-                          uint64_t schema_nbytes) {
+                          uint64_t schema_nbytes, bool is_served) {
   const auto slots = static_cast<uint64_t>(most);
   FeedLayout layout;
-  Places places;
-  (void)places.take(1, sizeof(FeedShared));
-  layout.states_at = places.take(slots, sizeof(SlotState));
-  layout.entries_at = places.take(entries_of(most), sizeof(SlotEntry));
+  Places places(is_served ? ServedState::end_at(slots) : 0);
+  layout.head_at = places.take(1, sizeof(FeedHead));
+  if (is_served) {
+    layout.shared_at = ServedState::pool_at();
+    layout.states_at = ServedState::states_at();
+    layout.entries_at = ServedState::entries_at(slots);
+  } else {
+    layout.shared_at = places.take(1, sizeof(FeedShared));
+    layout.states_at = places.take(slots, sizeof(SlotState));
+    layout.entries_at = places.take(entries_of_pool(slots), sizeof(SlotEntry));
+  }
   layout.records_at = places.take(slots, sizeof(SlotRecord));
-  layout.loops_at = places.take(static_cast<uint64_t>(loops), sizeof(LoopRecord));
+  layout.loops_at = places.take(static_cast<uint64_t>(loops) + 1, sizeof(LoopRecord));
   layout.starts_at = places.take(static_cast<uint64_t>(workers), state_nbytes);
   layout.schema_at = places.take(1, schema_nbytes);
   layout.schema_nbytes = schema_nbytes;
+  if (is_served) {
+    layout.noted_at = places.take(static_cast<uint64_t>(workers), state_nbytes);
+    layout.note_at = places.take(1, kNoteNbytes);
+  }
   layout.nbytes = round_up(places.take(0, 0), kPage);
   return layout;
 }
 
-uint64_t FeedHead::entries() const noexcept { return entries_of(most); }
+uint64_t FeedHead::entries() const noexcept { return entries_of_pool(static_cast<uint64_t>(most)); }
 
 FeedControl FeedControl::make(std::byte* zeros, const FeedHead& head, std::string_view schema,
                               bool is_shared) {
   FeedControl control(zeros, head);
   if (!schema.empty()) std::memcpy(zeros + head.parts.schema_at, schema.data(), schema.size());
-  FeedShared& shared = control.shared();
-  for (Event* event : {&shared.room, &shared.work, &shared.settled}) event->is_shared = is_shared ? 1 : 0;
+  if (is_shared) control.shared().share_events();
+  std::byte* const head_bytes = zeros + head.parts.head_at;
   FeedHead unnamed = head;  // until it is complete
   unnamed.magic = 0;
-  std::memcpy(zeros, &unnamed, sizeof unnamed);
-  reinterpret_cast<FeedHead*>(zeros)->magic = head.magic;
+  std::memcpy(head_bytes, &unnamed, sizeof unnamed);
+  reinterpret_cast<FeedHead*>(head_bytes)->magic = head.magic;
   return control;
 }
 
@@ -95,8 +103,8 @@ void check_head(const FeedHead& head, uint64_t file_nbytes) {
   }
   if (head.ranks < 1 || head.rank >= head.ranks)
     throw_error(Code::kValue, "it has rank ", head.rank, " of ", head.ranks);
-  const FeedLayout parts =
-      FeedLayout::of(head.most, head.loops, head.workers, head.layout.state_nbytes, head.parts.schema_nbytes);
+  const FeedLayout parts = FeedLayout::of(head.most, head.loops, head.workers, head.layout.state_nbytes,
+                                          head.parts.schema_nbytes, head.parts.is_served());
   if (head.parts != parts)
     throw_error(Code::kValue, "its parts do not lie where those of ", head.loops, " loops and ", head.most,
                 " slots do");
@@ -104,6 +112,28 @@ void check_head(const FeedHead& head, uint64_t file_nbytes) {
     throw_error(Code::kValue, head.loops, " loops do not fit into ", file_nbytes, " bytes with slots at ",
                 head.slots_at);
   }
+}
+
+// As the feed's process has it: one that is decoded has its fields closer together.
+Ref<Schema> read_schema(const FeedControl& control) {
+  const std::span<const std::byte> shared = control.schema();
+  // A copy: a process may write to the memory meanwhile.
+  const std::vector<std::byte> bytes(shared.begin(), shared.end());
+  std::span<const std::byte> rest = bytes;
+  const Ref<Schema> decoded = Schema::decode(&rest);
+  std::vector<tenon_field> fields;
+  for (const SchemaField& field : decoded->fields()) fields.push_back(field.described());
+  return Schema::make(fields);
+}
+
+void check_slots(const FeedHead& head, const Schema& schema) {
+  uint64_t nbytes = 0;
+  const bool are_its =
+      head.fields == static_cast<int32_t>(schema.fields().size()) && head.rows == schema.rows() &&
+      head.layout == SlotLayout::of(schema, head.layout.attachment_nbytes, head.layout.state_nbytes) &&
+      !__builtin_mul_overflow(static_cast<uint64_t>(head.most), head.layout.slot_nbytes, &nbytes) &&
+      head.slots_at <= head.nbytes && nbytes <= head.nbytes - head.slots_at;
+  if (!are_its) throw_error(Code::kValue, "its slots are not those of its schema");
 }
 
 }  // namespace tenon::impl

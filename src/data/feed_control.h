@@ -31,18 +31,22 @@
 #include "data/order.h"
 #include "data/slot_layout.h"
 #include "data/ticket_failure.h"
-#include "ipc/slot_table.h"
+#include "ipc/schema.h"
+#include "ipc/served_state.h"
 
 namespace tenon::impl {
 
-inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 10;
+inline constexpr uint32_t kFeedMagic = 0x6465656e, kFeedVersion = 11;
 
 // What became of the ticket in a slot. kElsewhere: it was taken from a thread that hangs, and has another
 // slot.
 enum class Outcome : uint32_t { kNone, kBatch, kFailure, kSkip, kEnd, kElsewhere };
 
-// Where the parts lie, in bytes from the head.
+// Where the parts lie, in bytes from the control part. In the segment of a feed that may be served, it begins
+// with what served_state.h describes: then the shared words, the states and the entries lie where that says.
 struct FeedLayout {
+  uint64_t head_at = 0;
+  uint64_t shared_at = 0;
   uint64_t states_at = 0;
   uint64_t entries_at = 0;
   uint64_t records_at = 0;
@@ -50,11 +54,15 @@ struct FeedLayout {
   uint64_t starts_at = 0;
   uint64_t schema_at = 0;
   uint64_t schema_nbytes = 0;
-  uint64_t nbytes = 0;  // of all; a multiple of the page size
+  uint64_t noted_at = 0;  // in a segment, as the next one
+  uint64_t note_at = 0;   // of kNoteNbytes
+  uint64_t nbytes = 0;    // of all; a multiple of the page size
 
   // Of a feed whose slots are at most so many. Fails with kValue (overflow).
   static FeedLayout of(int32_t most, int32_t loops, int32_t workers, uint64_t state_nbytes,
-                       uint64_t schema_nbytes);
+                       uint64_t schema_nbytes, bool is_served = false);
+  bool is_served() const noexcept { return head_at != 0; }
+  static constexpr uint64_t kNoteNbytes = 8 << 10;
   friend bool operator==(const FeedLayout&, const FeedLayout&) = default;
 };
 
@@ -71,7 +79,7 @@ struct FeedHead {
   uint32_t pid;     // of the feed's process
   uint32_t flags;   // FeedFlags
   uint64_t start;   // when that process began
-  uint64_t nbytes;  // of the file
+  uint64_t nbytes;  // from the control part to the end of the slots
   int32_t loops, workers;
   int32_t slots, most;  // at first, and at most with the spare ones
   int32_t fields;
@@ -79,7 +87,8 @@ struct FeedHead {
   int64_t fill_timeout_ns;
   uint64_t seed, batches, rank, ranks;
   int64_t rows;
-  uint64_t slots_at;
+  uint64_t file_at;   // of the control part, in its file
+  uint64_t slots_at;  // from the control part
   SlotLayout layout;
   FeedLayout parts;
   char generator[128];  // its name, cut; ends with NUL
@@ -100,21 +109,11 @@ struct alignas(64) SharedRound {
   // The last ticket that has ended its round: no further ones of that round are given. It only grows, so
   // what a worker of a former round writes does not concern a later one.
   std::atomic<uint64_t> closed;
+  std::atomic<uint64_t>
+      given_up;  // a ticket that has failed without a worker: FeedControl::loop_of_consumers()
 };
 
-struct FeedShared {
-  SlotCounters counters;
-  // The slot that was given last: a hint. Workers without a slot poll its line of the cache, so what
-  // consumers write besides lies in another one.
-  alignas(64) std::atomic<uint32_t> recent;
-  std::atomic<uint32_t> is_over;     // no more slots
-  std::atomic<uint32_t> made;        // the numbers of all slots are smaller
-  std::atomic<uint32_t> is_stopped;  // no more tickets and batches
-  std::atomic<uint32_t>
-      changes;             // that a consumer has made and the last number that was passed does not show
-  Event room;              // a slot may be free
-  alignas(64) Event work;  // there may be tickets
-  Event settled;           // there may be something at the consumer's place
+struct FeedShared : SlotPoolState {
   SharedRound round;
   alignas(64) std::atomic<uint64_t> asked;  // at least as many as there are slots whose tickets are asked
   std::atomic<uint64_t> skipped, retried, unwritten;
@@ -167,6 +166,9 @@ struct alignas(64) LoopRecord {
     std::atomic<uint64_t> version, number, nbytes;
   };
   Start start;
+  // The last state of the worker that the server of a feed has noted. ServedState::noting is odd while they
+  // are written.
+  Start noted;
 };
 
 // Copies the head once: a process that writes elsewhere than it should does not change where this one reads.
@@ -183,7 +185,17 @@ class FeedControl {
 
   std::byte* base() const noexcept { return base_; }
   const FeedHead& head() const noexcept { return *head_; }
-  FeedShared& shared() const noexcept { return *at<FeedShared>(kSharedAt); }
+  FeedShared& shared() const noexcept { return *at<FeedShared>(head_->parts.shared_at); }
+  // Null: the feed cannot be served.
+  ServedState* served() const noexcept {
+    return head_->parts.is_served() ? reinterpret_cast<ServedState*>(base_) : nullptr;
+  }
+  bool is_broadcast() const noexcept {
+    const ServedState* const state = served();
+    return state != nullptr && look(state->mode) == ServedMode::kBroadcast;
+  }
+  // Of failures that no worker has told.
+  LoopRecord& loop_of_consumers() const noexcept { return loop(head_->loops); }
   SlotTable table() const noexcept;
   // Requires that the slot and the loop exist.
   SlotRecord& record(uint32_t slot) const noexcept { return at<SlotRecord>(head_->parts.records_at)[slot]; }
@@ -194,11 +206,15 @@ class FeedControl {
     return {at<std::atomic<uint64_t>>(head_->parts.starts_at + static_cast<uint64_t>(worker) * nbytes),
             nbytes / sizeof(uint64_t)};
   }
+  // Of the noted state of a worker.
+  std::span<std::atomic<uint64_t>> noted_words(int32_t worker) const noexcept {
+    const uint64_t nbytes = head_->layout.state_nbytes;
+    return {at<std::atomic<uint64_t>>(head_->parts.noted_at + static_cast<uint64_t>(worker) * nbytes),
+            nbytes / sizeof(uint64_t)};
+  }
   std::span<const std::byte> schema() const noexcept {
     return {base_ + head_->parts.schema_at, head_->parts.schema_nbytes};
   }
-
-  static constexpr uint64_t kSharedAt = 512;
 
  private:
   template <class T>
@@ -214,9 +230,13 @@ class FeedControl {
 // the file. Fails with kValue. The slots and their layout are not checked.
 void check_head(const FeedHead& head, uint64_t file_nbytes);
 
-static_assert(sizeof(FeedHead) <= FeedControl::kSharedAt && std::is_trivially_copyable_v<FeedHead>);
-static_assert(FeedControl::kSharedAt % alignof(FeedShared) == 0);
+// Of a control part whose head was checked. Fails with kValue and kType, if it is damaged.
+Ref<Schema> read_schema(const FeedControl& control);
+// Whether the slots are those of the schema, and lie in the memory. Fails with kValue.
+void check_slots(const FeedHead& head, const Schema& schema);
+
+static_assert(std::is_trivially_copyable_v<FeedHead>);
 static_assert(sizeof(SlotRecord) == 128);
-static_assert(std::is_standard_layout_v<FeedShared> && std::is_standard_layout_v<LoopRecord>);
+static_assert(sizeof(FeedShared) <= ServedState::kPoolNbytes && std::is_standard_layout_v<LoopRecord>);
 
 }  // namespace tenon::impl

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "data/failure_text.h"
 #include "data/feed.h"
 #include "exec/engine.h"
 
@@ -109,7 +110,9 @@ void Feed::copy_ahead(DeviceBatches& device) {
     if (outcome == NextBatch::kBatch) {
       copy_to_device(device, std::move(room), copied);
     } else if (outcome == NextBatch::kFailure) {  // another consumer has taken the batch before it
-      copied.error = std::make_exception_ptr(Error(Code::kOp, failure_text(item), item.failure->code));
+      copied.error = std::make_exception_ptr(
+          Error(Code::kOp, failure_text(item.ticket, *item.failure, workers_->slots().control().head()),
+                item.failure->code));
       return;
     } else {
       return ahead_.pop_back();  // the feed was closed meanwhile

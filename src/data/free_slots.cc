@@ -14,6 +14,36 @@ int32_t FreeSlots::try_take(uint32_t holder) const noexcept {
   for (int32_t slot = 0; slot < made; ++slot) {
     if (take(static_cast<uint32_t>(slot))) return slot;
   }
+  return control_.is_broadcast() ? try_take_spare(holder) : kNone;
+}
+
+// What is passed, and noted, is read before the roles and the cursors: a consumer that joins announces its
+// word, then reads what is passed. The bits come last: one that reads sets its bit, then looks at the word. A
+// dead consumer counts until it is reaped.
+uint64_t FreeSlots::floor() const noexcept {
+  const ServedState& state = *control_.served();
+  uint64_t least = std::min(table_.passed(), observe(state.noted));
+  const uint64_t base = observe(control_.shared().round.base);
+  visit_bits(state.users, [&](uint32_t place) {
+    const CursorRecord& record = state.records[place];
+    if (observe(record.word) == CursorRecord::kNone) return;
+    least = std::min(least, std::max(observe(record.cursor), base - 1));
+  });
+  return least;
+}
+
+bool FreeSlots::is_spare(uint32_t slot, uint64_t word, uint64_t floor) const noexcept {
+  return SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= floor &&
+         is_empty(table_.readers(slot));
+}
+
+int32_t FreeSlots::try_take_spare(uint32_t holder) const noexcept {
+  const uint64_t floor = this->floor();
+  for (int32_t i = 0; i < made(); ++i) {
+    const auto slot = static_cast<uint32_t>(i);
+    const uint64_t word = table_.word(slot);
+    if (is_spare(slot, word, floor) && table_.take(holder, slot, word, 0)) return i;
+  }
   return kNone;
 }
 
@@ -28,6 +58,12 @@ int32_t FreeSlots::take(uint32_t holder, const Deadline& deadline) const noexcep
 bool FreeSlots::has_free() const noexcept {
   for (int32_t slot = 0; slot < made(); ++slot) {
     if (table_.word(static_cast<uint32_t>(slot)) == SlotWord::kFree) return true;
+  }
+  if (!control_.is_broadcast()) return false;
+  const uint64_t floor = this->floor();
+  for (int32_t i = 0; i < made(); ++i) {
+    const auto slot = static_cast<uint32_t>(i);
+    if (is_spare(slot, table_.word(slot), floor)) return true;
   }
   return false;
 }

@@ -47,7 +47,7 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   feed->slots = head.slots;
   feed->slot_nbytes = head.layout.slot_nbytes;
   uint32_t is_over = 0;
-  memory.read(FeedControl::kSharedAt + offsetof(FeedShared, is_over), &is_over, sizeof is_over);
+  memory.read(head.parts.shared_at + offsetof(SlotPoolState, is_over), &is_over, sizeof is_over);
   std::vector<FeedReport::WorkerReport> workers;
   for (int32_t i = 0; i < head.workers; ++i) {
     LoopRecord loop{};

@@ -193,7 +193,7 @@ TEST(InspectFeeds, AnyBytesAreSurvived) {
   int undamaged = 0;
   for (int times = 0; times < 200; ++times) {
     Content content;
-    const size_t from = times % 2 == 0 ? offsetof(FeedHead, pid) : FeedControl::kSharedAt;
+    const size_t from = times % 2 == 0 ? offsetof(FeedHead, pid) : sizeof(FeedHead);
     for (int n = 0; n < 1 << times % 12; ++n) {
       content.bytes[from + random() % (content.bytes.size() - from)] = static_cast<std::byte>(random());
     }

@@ -45,9 +45,7 @@ void throw_too_large(uint64_t nbytes, uint64_t most) {
               most);
 }
 
-const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema,
-                                    std::byte* slot) noexcept {
-  const int64_t* const shapes = layout.shapes(slot);
+const SchemaField* find_wrong_shape(const Schema& schema, const int64_t* shapes) noexcept {
   const int64_t* shape = shapes;
   for (const SchemaField& field : schema.fields()) {
     for (size_t i = 0; i < field.shape.size(); ++i) {

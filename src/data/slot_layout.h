@@ -112,6 +112,10 @@ void commit_fields(const SlotLayout& layout, std::byte* slot, bool is_sparse, ui
 }
 
 // After a fill: the first field whose shape is not valid; null if there is none.
-const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema, std::byte* slot) noexcept;
+const SchemaField* find_wrong_shape(const Schema& schema, const int64_t* shapes) noexcept;
+inline const SchemaField* find_wrong_shape(const SlotLayout& layout, const Schema& schema,
+                                           std::byte* slot) noexcept {
+  return find_wrong_shape(schema, layout.shapes(slot));
+}
 
 }  // namespace tenon::impl

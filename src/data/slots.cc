@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "ipc/segments.h"
 
 namespace tenon::impl {
 namespace {
@@ -86,7 +87,7 @@ Slots::Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schem
   for (Link& link : links_) link.pool = this;
   try {
     const FeedHead whole = head_of(head, schema.size());
-    if (plan.has_processes) {
+    if (plan.has_processes && plan.shared_name.empty()) {
       slots_at_ = whole.parts.nbytes;
       nbytes_ += slots_at_;
     }
@@ -110,21 +111,54 @@ FeedHead Slots::head_of(FeedHead head, size_t schema_nbytes) const {
   head.start = process.start;
   head.slots = plan_.count;
   head.most = most();
-  head.parts = FeedLayout::of(head.most, head.loops, head.workers, head.layout.state_nbytes, schema_nbytes);
+  head.parts = FeedLayout::of(head.most, head.loops, head.workers, head.layout.state_nbytes, schema_nbytes,
+                              !plan_.shared_name.empty());
   return head;
 }
 
-void Slots::set_control(const FeedControl& control) noexcept {
-  const auto end_span = [](void* self, int32_t slot) noexcept {
-    auto& slots = *static_cast<Slots*>(self);
+void Slots::set_control(const FeedControl& control, uint32_t self) noexcept {
+  const auto end_span = [](void* pool, int32_t slot) noexcept {
+    auto& slots = *static_cast<Slots*>(pool);
     slots.end_span(slots.links_[static_cast<size_t>(slot)]);
   };
-  static_cast<FreeSlots&>(*this) = FreeSlots(control, {end_span, this});
-  for (int32_t i = plan_.count; i < most(); ++i) table().hold(kNobody, static_cast<uint32_t>(i));
+  static_cast<FreeSlots&>(*this) = FreeSlots(control, {end_span, this}, self);
+  for (int32_t i = plan_.count; i < most(); ++i) table().set_aside(static_cast<uint32_t>(i));
   store(control.shared().made, static_cast<uint32_t>(plan_.count));
 }
 
+// No other process can attach before the name is taken.
+void Slots::make_segment(FeedHead head, std::string_view schema) {
+  FeedMemoryPlan plan;
+  plan.name = plan_.shared_name;
+  plan.slots = static_cast<uint32_t>(most());
+  plan.control_nbytes = head.parts.nbytes;
+  plan.slots_nbytes = nbytes_;
+  shared_ = Segments::instance().create_feed(plan);
+  segment_ = &Segments::feed_segment_of(*shared_);
+  memory_ = segment_->bytes_of(0).data();
+  slots_at_ = static_cast<size_t>(segment_->bytes_of(1).data() - memory_);
+  file_at_ = segment_->header().data_at;
+  head.nbytes = slots_at_ + nbytes_;
+  head.file_at = file_at_;
+  head.slots_at = slots_at_;
+  store(served()->noted, ServedState::kNoStates);  // until it is served
+  set_control(FeedControl::make(memory_, head, schema, true), segment_->participant().index());
+}
+
+void Slots::take_name() {
+  const std::scoped_lock lock(growing_);
+  Segments::instance().take_name(*shared_);
+  Segments::instance().begin_name_use(*shared_);
+  has_name_ = true;
+}
+
+void Slots::drop_name() noexcept {
+  const std::scoped_lock lock(growing_);
+  if (std::exchange(has_name_, false)) Segments::instance().end_name_use(*shared_);
+}
+
 void Slots::make_memory(const FeedHead& head, std::string_view schema) {
+  if (!plan_.shared_name.empty()) return make_segment(head, schema);
   if (plan_.device.type == TENON_CUDA_HOST) {
     memory_ = static_cast<std::byte*>(device::allocate_pinned(nbytes_));
   } else if (!is_on_host()) {
@@ -158,12 +192,13 @@ void Slots::drop_memory() noexcept {
   promised.fetch_sub(promised_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   if (control_memory_ != nullptr) munmap(control_memory_, control_nbytes_);
   if (memory_ == nullptr) return;
+  pins_.clear();
+  if (shared_) return;
   if (plan_.device.type == TENON_CUDA_HOST) {
     device::free_pinned(memory_, nbytes_);
   } else if (!is_on_host()) {
     on_device_->free(memory_, nbytes_);
   } else {
-    pins_.clear();
     munmap(memory_, nbytes_);
   }
 }
@@ -196,7 +231,7 @@ void Slots::try_take_memory(int32_t slot) noexcept {
   if (!takes_memory() || !plan_.has_processes) return;
   Link& link = links_[static_cast<size_t>(slot)];
   const std::scoped_lock lock(link.taking);
-  if (!link.has_memory && os::try_commit(file_, file_offset(slot), plan_.slot_nbytes)) note_memory(link);
+  if (!link.has_memory && os::try_commit(file(), file_offset(slot), plan_.slot_nbytes)) note_memory(link);
 }
 
 void Slots::note_memory_of_workers() noexcept {
@@ -224,7 +259,7 @@ void Slots::note_memory(Link& link) noexcept {
 void Slots::populate_slot(int32_t slot) {
   const size_t nbytes = plan_.slot_nbytes;
   if (plan_.is_shared) {
-    os::commit(file_, file_offset(slot), nbytes, slots_text(1, nbytes));
+    os::commit(file(), file_offset(slot), nbytes, slots_text(1, nbytes));
     if (plan_.has_processes) return;  // map_slot() populates
   } else {
     os::check_room(nbytes, slots_text(1, nbytes));
@@ -234,7 +269,7 @@ void Slots::populate_slot(int32_t slot) {
 
 void Slots::commit(int32_t slot, uint64_t at, uint64_t nbytes) {
   const std::string what = concat("a batch of ", at + nbytes, " bytes");
-  file_ ? os::commit(file_, file_offset(slot) + at, nbytes, what) : os::check_room(nbytes, what);
+  file() ? os::commit(file(), file_offset(slot) + at, nbytes, what) : os::check_room(nbytes, what);
   os::populate(data(slot) + at, nbytes, true);
 }
 
@@ -281,7 +316,7 @@ int32_t Slots::take_spare() {
 
 void Slots::give_spare(int32_t slot) noexcept {
   end_span(links_[static_cast<size_t>(slot)]);
-  table().hold(kNobody, static_cast<uint32_t>(slot));
+  table().set_aside(static_cast<uint32_t>(slot));
   const std::scoped_lock lock(growing_);
   spares_.push_back(slot);  // there is room for all
 }

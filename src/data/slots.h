@@ -12,15 +12,19 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "array/array.h"
 #include "base/fork_mark.h"
 #include "base/os.h"
 #include "base/ref.h"
 #include "base/trace.h"
 #include "data/free_slots.h"
 #include "device/device.h"
+#include "ipc/segment.h"
+#include "ipc/served_ends.h"
 #include "memory/storage.h"
 
 namespace tenon::impl {
@@ -39,6 +43,8 @@ struct SlotsPlan {
   bool is_shared = false;      // in a memory file
   bool is_sparse = false;      // a slot takes memory where it is written, and not when it is made
   bool has_processes = false;  // worker processes map the memory file, with the control part
+  // Of a feed that may be served, whose slots and control part lie in a segment. The name is not taken.
+  std::string shared_name = {};
   // TENON_CUDA, TENON_CUDA_HOST: they do not grow, and are neither shared nor sparse.
   tenon_device device{TENON_CPU, 0};
 };
@@ -71,10 +77,19 @@ class Slots : public FreeSlots {
   void pin();
   // Requires that the copies from it are done.
   void unpin() noexcept;
-  // Where the file is mapped.
-  std::byte* memory() const noexcept { return memory_; }
   // Empty where the memory is not shared.
-  const os::File& file() const noexcept { return file_; }
+  const os::File& file() const noexcept { return segment_ != nullptr ? segment_->file() : file_; }
+  // Of the first slot, in the file.
+  uint64_t file_at() const noexcept { return file_offset(0); }
+  // Null: it cannot be served.
+  ServedState* served() const noexcept {
+    return segment_ != nullptr ? segment_->control().served() : nullptr;
+  }
+  // Requires that it is not null.
+  ServedEnds served_ends() const noexcept { return ServedEnds(segment_->control()); }
+  // Other processes find it by its name from now on, until drop_name(). Fails as Segments::create().
+  void take_name();
+  void drop_name() noexcept;
 
   // One more, which is free then. False: there may be no more. Fails with kNoMemory.
   bool grow();
@@ -137,12 +152,15 @@ class Slots : public FreeSlots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  void set_control(const FeedControl& control) noexcept;
+  void set_control(const FeedControl& control, uint32_t self = 0) noexcept;
   FeedHead head_of(FeedHead head, size_t schema_nbytes) const;
   bool is_on_host() const noexcept { return plan_.device.type == TENON_CPU; }
   bool takes_memory() const noexcept { return is_on_host() && !plan_.is_sparse; }
   void populate_slot(int32_t slot);
-  size_t file_offset(int32_t slot) const noexcept { return static_cast<size_t>(data(slot) - memory_); }
+  size_t file_offset(int32_t slot) const noexcept {
+    return file_at_ + static_cast<size_t>(data(slot) - memory_);
+  }
+  void make_segment(FeedHead head, std::string_view schema);
   void note_memory(Link& link) noexcept;
   bool has_memory_of_worker(const Link& link) const noexcept;
   void make_memory(const FeedHead& head, std::string_view schema);
@@ -155,6 +173,9 @@ class Slots : public FreeSlots {
   const ForkMark process_;
   size_t slots_at_ = 0;                  // of a file with a control part, its size
   size_t nbytes_;                        // addresses; the memory of the slots that there are is taken
+  size_t file_at_ = 0;                   // of memory_, in the file
+  Ref<Array> shared_;                    // the control part in a segment, which keeps the slots
+  Segment* segment_ = nullptr;           // of shared_
   std::byte* control_memory_ = nullptr;  // of a control part that is not in the file
   size_t control_nbytes_ = 0;
   os::File file_;
@@ -165,6 +186,7 @@ class Slots : public FreeSlots {
 
   std::mutex growing_;
   // Guarded by growing_.
+  bool has_name_ = false;
   int32_t made_ = 0;  // the truth of the number that other processes read, and might write
   std::vector<int32_t> spares_;
   std::vector<std::unique_ptr<device::Registration>> pins_;  // empty: not pinned

@@ -27,6 +27,7 @@ TicketRing::TicketRing(Ref<Slots> slots, uint32_t feed)
       slots_(std::move(slots)),
       layout_(control_.head().layout),
       feed_(feed),
+      is_served_(slots_->served() != nullptr),
       states_(round_robin_) {
   for (LastState& state : states_) state.bytes.reserve(layout_.state_nbytes);
   store(shared().round.base, round_.base);
@@ -38,25 +39,17 @@ TicketRing::TicketRing(Ref<Slots> slots, uint32_t feed)
 // Passes what is skipped.
 TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
   while (true) {
+    if (is_served_) next_ = std::max(next_, table_.passed() + 1);  // other processes pass tickets, too
     if (next_ == round_.limit) return Front::kEnd;
-    if (failed_ == next_) return Front::kFailure;
-    const uint32_t slot = table_.slot_of(next_);
-    if (slot == SlotTable::kNone && table_.is_skipped(next_)) {
-      pass_front();
-      continue;
-    }
-    if (slot == SlotTable::kNone || table_.word(slot) != SlotWord::ready(next_)) return Front::kPending;
-    if (found != nullptr) *found = slot;
-    const Outcome outcome = look(record(slot).outcome);
-    // If its worker has given the slot back, the outcome may be of another ticket. One that writes it has
-    // changed the word before.
-    if (table_.word(slot) != SlotWord::ready(next_)) continue;
-    if (outcome == Outcome::kBatch) return Front::kBatch;
-    if (outcome == Outcome::kFailure) return Front::kFailure;
-    if (outcome == Outcome::kEnd) return Front::kEnd;
-    if (receive(slot)) {
-      read_notes(slot);
-      slots_->give(static_cast<int32_t>(slot));
+    const Look front = look_at(next_);
+    if (found != nullptr) *found = front.slot;
+    if (front.kind == Look::kPending) return Front::kPending;
+    if (front.kind == Look::kBatch) return Front::kBatch;
+    if (front.kind == Look::kFailure) return Front::kFailure;
+    if (front.kind == Look::kEnd) return Front::kEnd;
+    if (front.slot != SlotTable::kNone && !control_.is_broadcast() && receive(front.slot)) {
+      read_notes(front.slot);
+      slots_->give(static_cast<int32_t>(front.slot));
     }
     pass_front();
   }
@@ -64,46 +57,23 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
 
 // Of the settled ticket next_. False: it is skipped, and its worker has the slot.
 bool TicketRing::receive(uint32_t slot) noexcept {
-  return table_.take(Slots::kConsumer, slot, SlotWord::ready(next_), next_);
-}
-
-// Of the settled ticket next_.
-TicketFailure TicketRing::failure_in(uint32_t slot) const noexcept {
-  const int32_t loop = look(record(slot).loop);
-  const bool is_there =
-      loop >= 0 && loop < control_.head().loops && look(control_.loop(loop).failed_number) == next_;
-  TicketFailure failure;
-  if (is_there) {
-    failure = control_.loop(loop).failure;
-    failure.message[kMessageSize - 1] = '\0';
-  } else {
-    failure.code = -1;
-    failure.set_message("what a worker has written about it is damaged");
-  }
-  return failure;
+  return table_.take(slots_->self(), slot, SlotWord::ready(next_), next_);
 }
 
 void TicketRing::pass_front() noexcept {
-  const uint64_t passed = next_ - 1;
   table_.pass(next_);
-  ++next_;
-  if (table_.given() - passed >= table_.entries())
-    shared().work.signal_all();  // no worker had room for a number
-  // The worker of the next ticket may have read the one before it as the consumer's next one, and the worker
-  // of the last one that it is not. Then they wake no one.
-  if (shared().settled.has_sleepers() && (next_ == round_.limit || is_ready(next_)))
-    shared().settled.signal_all();
+  note_passed(next_++, round_.limit);
 }
 
 // Of the settled ticket next_, which the consumer passes.
-void TicketRing::read_notes(uint32_t slot) noexcept {
+void TicketRing::read_notes(uint32_t slot, uint64_t number) noexcept {
   const uint32_t notes = look(record(slot).notes);
   ignored_index_ = ignored_index_ || (notes & kIgnoredIndex) != 0;
   if ((notes & kHasState) == 0 || states_.empty()) return;
   const std::span<const std::byte> bytes = layout_.state_in(slots_->data(static_cast<int32_t>(slot)));
-  LastState& last = states_[worker_of(round_, place_of(next_))];
+  LastState& last = states_[worker_of(round_, place_of(number))];
   last.bytes.assign(bytes.begin(), bytes.end());
-  last.number = next_;
+  last.number = number;
   last.shared = {};
 }
 
@@ -127,6 +97,19 @@ std::vector<WorkerState> TicketRing::states() {
   return states;
 }
 
+namespace {
+
+void write_words(std::span<std::atomic<uint64_t>> to, std::span<const std::byte> bytes) noexcept {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
+    // pairs with: read_words, "a word of a state"
+    to[at / sizeof word].store(word, std::memory_order_release);
+  }
+}
+
+}  // namespace
+
 // While the version of the round is odd, after its base was stored; or while the worker does not run.
 void TicketRing::write_start(uint64_t worker, uint64_t number, std::span<const std::byte> bytes) noexcept {
   const auto loop = static_cast<int32_t>(worker);
@@ -136,12 +119,7 @@ void TicketRing::write_start(uint64_t worker, uint64_t number, std::span<const s
   const uint64_t version = observe(start.version);
   // pairs with: start_state, "a start state"
   announce(start.version, version + 1);
-  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
-    // pairs with: start_state, "a word of a state"
-    words[at / sizeof word].store(word, std::memory_order_release);
-  }
+  write_words(words, bytes);
   impl::publish(start.nbytes, uint64_t{bytes.size()});
   impl::publish(start.number, number);
   // pairs with: start_state, "a start state"
@@ -149,10 +127,18 @@ void TicketRing::write_start(uint64_t worker, uint64_t number, std::span<const s
 }
 
 // Begins a round of so many tickets.
-void TicketRing::change_round(Round round, uint64_t length) noexcept {
+bool TicketRing::change_round(Round round, uint64_t length, const Beginning& beginning) {
   const uint64_t version = observe(shared().round.version);
   // pairs with: read_round, "an odd version"
   announce(shared().round.version, version + 1);
+  if (beginning.may && !beginning.may(round_.base)) {
+    // pairs with: read_round, "an even version"
+    announce(shared().round.version, version + 2);
+    // Those who have seen the odd version sleep.
+    shared().work.signal_all();
+    shared().settled.signal_all();
+    return false;
+  }
   round.base = table_.begin_anew();
   round.limit = length == Order::kNoEnd ? UINT64_MAX : round.base + length;
   announce(shared().round.base, round.base);
@@ -163,6 +149,7 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
   impl::publish(shared().round.begin, round.begin);
   impl::publish(shared().round.first_worker, round.first_worker);
   impl::publish(shared().round.flags, round.flags);
+  if (beginning.note) beginning.note(round);
   // pairs with: read_round, "an even version"
   announce(shared().round.version, version + 2);
   round_ = round;
@@ -175,13 +162,14 @@ void TicketRing::change_round(Round round, uint64_t length) noexcept {
     if (SlotWord::kind(word) == SlotWord::kAsked) drop_past(slot, word);
   }
   shared().work.signal_all();
+  return true;
 }
 
 void TicketRing::end_epoch() noexcept {
   uint32_t slot = SlotTable::kNone;
   const Front front = look_at_front(&slot);
   if (front == Front::kEnd && next_ != round_.limit) read_notes(slot);
-  change_round({.epoch = epoch_}, 0);
+  (void)change_round({.epoch = epoch_}, 0);
   end_waiting();
   is_active_ = false;
 }
@@ -194,25 +182,132 @@ void TicketRing::notify_consumers() noexcept {
 void TicketRing::begin() {
   const std::scoped_lock lock(consuming_);
   if (is_stopped()) throw_error(Code::kClosed, "the feed is closed");
+  note_received();
+  if (is_served_) announce(slots_->served()->noted, ServedState::kNoStates);  // next() notes states itself
   if (is_active_) end_epoch();
+  (void)begin_round({});
+  notify_consumers();
+}
+
+bool TicketRing::begin_round(const Beginning& beginning) {
   Round round;
+  round.epoch = epoch_ + 1;
+  bool is_resumed = is_resumed_;
   if (has_start_) {
-    is_resumed_ = is_resumed_ || has_begun_ || start_.epoch != 0 || start_.place != 0;
+    is_resumed = is_resumed || has_begun_ || start_.epoch != 0 || start_.place != 0;
     set_states(start_.states);
-    epoch_ = start_.epoch;
+    round.epoch = start_.epoch;
     round.begin = start_.place;
     round.first_worker = static_cast<uint64_t>(start_.worker);
-  } else {
-    ++epoch_;
   }
-  has_start_ = false;
-  has_begun_ = true;
-  round.epoch = epoch_;
-  round.flags = is_resumed_ ? uint64_t{TENON_RESUMED} : 0;
+  round.flags = is_resumed ? uint64_t{TENON_RESUMED} : 0;
   const uint64_t end = order_.end(round.begin);
-  is_active_ = true;
-  change_round(round, end == Order::kNoEnd ? Order::kNoEnd : end - round.begin);
+  if (!change_round(round, end == Order::kNoEnd ? Order::kNoEnd : end - round.begin, beginning)) return false;
+  epoch_ = round.epoch;
+  is_resumed_ = is_resumed;
+  has_start_ = false;
+  has_begun_ = is_active_ = true;
+  return true;
+}
+
+// Of what other processes have received.
+void TicketRing::note_received() {
+  if (!is_served_) return;
+  ServedState& state = *slots_->served();
+  const uint64_t noted = observe(state.noted), passed = table_.passed();
+  if (noted == ServedState::kNoStates || noted >= passed) return;
+  const uint64_t noting = observe(state.noting);
+  // pairs with: Tickets::read_noted, "noted states"
+  announce(state.noting, noting + 1);
+  slots_->served_ends().note_up_to(passed, [this](uint32_t slot, uint64_t number) {
+    if (number >= round_.base && number < round_.limit) read_notes(slot, number);
+  });
+  write_noted();
+  // pairs with: Tickets::read_noted, "noted states"
+  announce(state.noting, noting + 2);
+}
+
+// While noting is odd.
+void TicketRing::write_noted() noexcept {
+  for (size_t worker = 0; worker < states_.size(); ++worker) {
+    const auto loop = static_cast<int32_t>(worker);
+    LoopRecord::Start& cell = control_.loop(loop).noted;
+    const LastState& last = states_[worker];
+    if (look(cell.number) == last.number) continue;
+    write_words(control_.noted_words(loop), last.bytes);
+    impl::publish(cell.nbytes, uint64_t{last.bytes.size()});
+    impl::publish(cell.number, last.number);
+  }
+}
+
+// Behind a change of the round: what is left of the last one has no effect. With the states with which this
+// one begins.
+void TicketRing::note_past() noexcept {
+  ServedState& state = *slots_->served();
+  const uint64_t noting = observe(state.noting);
+  // pairs with: Tickets::read_noted, "noted states"
+  announce(state.noting, noting + 1);
+  slots_->served_ends().note_up_to(table_.passed(), [](uint32_t, uint64_t) {});
+  write_noted();
+  // pairs with: Tickets::read_noted, "noted states"
+  announce(state.noting, noting + 2);
+}
+
+void TicketRing::begin_serving() {
+  const std::scoped_lock lock(consuming_);
+  note_received();  // after an earlier serving
+  ServedState& state = *slots_->served();
+  announce(state.noted, control_.head().has(kHasStates) ? table_.passed() : ServedState::kNoStates);
+}
+
+// What is left of the last round is past.
+bool TicketRing::begin_served(std::function<bool(uint64_t base)> may,
+                              std::function<void(const Round& next)> note) {
+  const std::scoped_lock lock(consuming_);
+  if (is_stopped()) throw_error(Code::kClosed, "the feed is closed");
+  note_received();
+  uint32_t slot = SlotTable::kNone;
+  const Front front = is_active_ ? look_at_front(&slot) : Front::kPending;
+  const bool has_end = (front == Front::kEnd && next_ != round_.limit) || front == Front::kFailure;
+  const uint64_t end = next_;
+  if (!begin_round({[&](uint64_t base) {
+                      if (!may(base)) return false;
+                      if (has_end && slot != SlotTable::kNone) read_notes(slot, end);
+                      return true;
+                    },
+                    [&](const Round& next) {
+                      if (observe(slots_->served()->noted) != ServedState::kNoStates) note_past();
+                      note(next);
+                    }})) {
+    return false;
+  }
+  end_waiting();
   notify_consumers();
+  return true;
+}
+
+TicketRing::RoundView TicketRing::view_round() {
+  const std::scoped_lock lock(consuming_);
+  RoundView view;
+  view.base = round_.base;
+  view.is_over = !is_active_;
+  if (!is_active_) return view;
+  note_received();
+  uint32_t slot = SlotTable::kNone;
+  const Front front = look_at_front(&slot);
+  view.is_over = front == Front::kEnd || front == Front::kFailure;
+  if (front == Front::kFailure) {
+    view.failure = failure_at({Look::kFailure, slot}, next_);
+    view.ticket = ticket_at(round_, next_);
+  }
+  for (uint64_t n = next_; view.ready < table_.entries(); ++n) {
+    const Look::Kind kind = n == round_.limit ? Look::kEnd : look_at(n).kind;
+    view.is_filled = kind == Look::kEnd || kind == Look::kFailure;
+    if (kind == Look::kSkip) continue;
+    if (kind != Look::kBatch) break;
+    ++view.ready;
+  }
+  return view;
 }
 
 void TicketRing::seek(uint64_t epoch, uint64_t place) {
@@ -232,6 +327,7 @@ void TicketRing::seek(FeedPosition position) {
 
 FeedPosition TicketRing::position(bool looks) {
   const std::scoped_lock lock(consuming_);
+  if (looks) note_received();
   if (is_active_ && looks) (void)look_at_front();
   const uint64_t place = place_of(next_);
   // At the end of this rank's batches others may have some. An end that the generator has said counts once
@@ -250,8 +346,10 @@ FeedPosition TicketRing::position(bool looks) {
 }
 
 void TicketRing::note_failure(const TicketFailure& failure) noexcept {
-  failure_ = failure;
-  failed_ = next_;
+  LoopRecord& own = control_.loop_of_consumers();
+  own.failure = failure;
+  impl::publish(own.failed_number, next_);
+  impl::publish(shared().round.given_up, next_);
   raise_closed(next_);
 }
 
@@ -289,7 +387,7 @@ std::optional<int32_t> TicketRing::worker_in_turn() {
 bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t holder) {
   const std::scoped_lock lock(consuming_);
   const auto from = static_cast<uint32_t>(ticket.slot), to = static_cast<uint32_t>(again.slot);
-  const bool is_awaited = is_active_ && ticket.number >= next_ && ticket.number != failed_;
+  const bool is_awaited = is_active_ && ticket.number >= next_ && ticket.number != given_up();
   if (is_awaited) {
     Ticket moved = ticket;
     moved.slot = again.slot;
@@ -299,7 +397,7 @@ bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t hol
   const bool has_left = table_.leave(from, ticket.number);
   // It settles nothing more. So if it has not settled it, it has returned, and its slot may be another's now.
   if (!has_left && (!is_awaited || is_ready(ticket.number))) {
-    if (is_awaited) table_.hold(Slots::kNobody, to);
+    if (is_awaited) table_.set_aside(to);
     return false;
   }
   if (has_left) impl::publish(record(from).outcome, Outcome::kElsewhere);
@@ -323,6 +421,11 @@ void TicketRing::end_at(FeedPosition delivered) {
 
 void TicketRing::stop() {
   const std::scoped_lock lock(consuming_);
+  // What is ready stays for consumers in other processes.
+  if (is_active_ && is_served_) {
+    end_waiting();
+    is_active_ = false;
+  }
   if (is_active_) end_epoch();
   announce(shared().is_stopped, 1U);
   shared().work.signal_all();
@@ -360,7 +463,7 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
         settle_dead(read_record(slot));
         break;
       }
-      if (!table_.take(Slots::kNobody, slot, word, 0)) continue;
+      if (!table_.take(slots_->self(), slot, word, 0)) continue;
       slots_->give(static_cast<int32_t>(slot));
       break;
     }
@@ -461,9 +564,8 @@ TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
   }
   if (front == Front::kFailure) {
     item.ticket = ticket_at(round_, next_);
-    const bool is_reported = failed_ != next_;
-    item.failure = is_reported ? failure_in(slot) : failure_;
-    if (is_reported) read_notes(slot);
+    item.failure = failure_at({Look::kFailure, slot}, next_);
+    if (slot != SlotTable::kNone) read_notes(slot);
     end_epoch();
     notify_consumers();
     return NextBatch::kFailure;
@@ -487,17 +589,6 @@ TicketRing::NextBatch TicketRing::peek(int64_t timeout_ns) {
 
 // ------------------------------------------------------------------------------------------- statistics
 
-Ticket TicketRing::read_record(uint32_t slot) const noexcept {
-  const SlotRecord& from = record(slot);
-  return {.slot = static_cast<int32_t>(slot),
-          .epoch = look(from.epoch),
-          .index = look(from.index),
-          .place = look(from.place),
-          .number = look(from.number),
-          .round = look(from.round),
-          .flags = look(from.flags)};
-}
-
 TicketRing::SlotUse TicketRing::use_of(uint32_t slot) const noexcept {
   SlotUse use;
   uint64_t before = 0, word = 0;
@@ -506,10 +597,10 @@ TicketRing::SlotUse TicketRing::use_of(uint32_t slot) const noexcept {
     const Outcome outcome = look(record(slot).outcome);
     use.ticket = read_record(slot);
     use.since_ns = look(record(slot).since_ns);
+    const bool is_loops = SlotWord::holder(before) >= Slots::kFirstLoop && SlotWord::number(before) != 0;
     const bool is_left = SlotWord::kind(before) == SlotWord::kLeft && outcome != Outcome::kElsewhere;
-    const bool is_held = SlotWord::kind(before) == SlotWord::kHeld && SlotWord::number(before) != 0 &&
-                         SlotWord::holder(before) >= Slots::kFirstLoop;
-    use.is_filling = is_left || is_held || SlotWord::kind(before) == SlotWord::kAsked;
+    const bool is_held = SlotWord::kind(before) == SlotWord::kHeld;
+    use.is_filling = (is_loops && (is_left || is_held)) || SlotWord::kind(before) == SlotWord::kAsked;
     word = table_.word(slot);
   } while (word != before);
   return use;

@@ -103,6 +103,25 @@ class TicketRing : public Tickets {
   // No more tickets and batches; wakes all waiters.
   void stop();
 
+  // For the server of consumers in other processes, in place of begin() and next(). They leave a slot with a
+  // state until the server has noted it, which each of these functions does, and position().
+
+  // From now on.
+  void begin_serving();
+
+  // Begins the next round if may(base of the last one) holds while no consumer can join. note: is called
+  // then, with the next one. False: it may not.
+  bool begin_served(std::function<bool(uint64_t base)> may, std::function<void(const Round& next)> note);
+  struct RoundView {
+    uint64_t base = 0;
+    bool is_over = false;                  // no batch is left, nor will come
+    std::optional<TicketFailure> failure;  // why it is over
+    Ticket ticket;                         // with failure
+    uint64_t ready = 0;                    // batches that wait in order
+    bool is_filled = false;                // these are the last ones
+  };
+  RoundView view_round();
+
   // The process that ran this loop, for the worker of the same number, has died: gives back what it had, and
   // makes the loop ready for its successor. settle_dead settles or asks a ticket that it was filling. True:
   // there was one that counts. Requires that the process writes nothing more, and that no successor is
@@ -144,7 +163,6 @@ class TicketRing : public Tickets {
     uint32_t changes = 0;
   };
 
-  Ticket read_record(uint32_t slot) const noexcept;
   SlotUse use_of(uint32_t slot) const noexcept;
   bool is_ready(uint64_t number) const noexcept {
     const uint32_t slot = table_.slot_of(number);
@@ -156,12 +174,23 @@ class TicketRing : public Tickets {
   uint64_t place_of(uint64_t number) const noexcept { return round_.begin + (number - round_.base); }
   Front look_at_front(uint32_t* slot = nullptr) noexcept;
   bool receive(uint32_t slot) noexcept;
-  TicketFailure failure_in(uint32_t slot) const noexcept;
+  // A ticket that has failed without a worker.
+  uint64_t given_up() const noexcept { return look(shared().round.given_up); }
   void pass_front() noexcept;
   bool is_settled() noexcept { return is_stopped() || !is_active_ || look_at_front() != Front::kPending; }
-  void change_round(Round round, uint64_t length) noexcept;
+  // While no one can find out which round it is. may: null, or whether it may begin.
+  struct Beginning {
+    std::function<bool(uint64_t base)> may;
+    std::function<void(const Round& next)> note;
+  };
+  bool begin_round(const Beginning& beginning);
+  bool change_round(Round round, uint64_t length, const Beginning& beginning = {});
   void end_epoch() noexcept;
-  void read_notes(uint32_t slot) noexcept;
+  void read_notes(uint32_t slot, uint64_t number) noexcept;
+  void read_notes(uint32_t slot) noexcept { read_notes(slot, next_); }
+  void note_received();
+  void note_past() noexcept;
+  void write_noted() noexcept;
   void write_start(uint64_t worker, uint64_t number, std::span<const std::byte> bytes) noexcept;
   void write_successor_start(uint64_t worker) noexcept;
   void set_states(const std::vector<WorkerState>& states);
@@ -183,14 +212,13 @@ class TicketRing : public Tickets {
   const Ref<Slots> slots_;
   const SlotLayout layout_;
   const uint32_t feed_;
+  const bool is_served_;  // or may be: other processes receive batches, too
 
   std::mutex consuming_;
   // Guarded by consuming_.
   Round round_;
   uint64_t next_ = 1;            // the ticket for the consumer
   uint64_t epoch_ = UINT64_MAX;  // the first begin() makes it 0
-  uint64_t failed_ = 0;          // the ticket that failure_ is of
-  TicketFailure failure_;        // that no worker has reported
   FeedPosition start_;           // where begin() begins
   bool has_start_ = false;       // seek() has set it
   bool has_begun_ = false;

@@ -19,6 +19,18 @@ Tickets::Tickets(const FreeSlots& slots)
       order_(control_.head().order()),
       round_robin_(control_.head().has(kGoesRound) ? static_cast<uint64_t>(control_.head().workers) : 0) {}
 
+namespace {
+
+void read_words(std::span<std::atomic<uint64_t>> from, std::span<std::byte> to) noexcept {
+  for (size_t at = 0; at < to.size(); at += sizeof(uint64_t)) {
+    // pairs with: write_words, "a word of a state"
+    const uint64_t word = from[at / sizeof(uint64_t)].load(std::memory_order_acquire);
+    std::memcpy(to.data() + at, &word, std::min(sizeof word, to.size() - at));
+  }
+}
+
+}  // namespace
+
 // False: a consumer writes it now, or has written it meanwhile. The version is read again after the last
 // number. So if it is the same, the number was read before the consumer began, and it reads the last number
 // afterwards: the number that may follow here is below the next round's base.
@@ -43,7 +55,9 @@ Tickets::TicketTake Tickets::look_for_turn(int32_t worker, Round& round,
   if (is_stopped()) return TicketTake::kStopped;
   if (!read_round(round, turn)) return TicketTake::kNone;
   if (turn.number >= round.limit || observe(shared().round.closed) >= round.base) return TicketTake::kNone;
-  if (turn.number - table_.passed() > table_.entries()) return TicketTake::kNone;  // most are skipped
+  // Most are skipped. A consumer of a broadcast finds each batch after its cursor by the entry.
+  const uint64_t passed = control_.is_broadcast() ? free_slots_.floor() : table_.passed();
+  if (turn.number - std::min(passed, turn.number) > table_.entries()) return TicketTake::kNone;
   if (worker == kPreparer)
     return count_asked() < control_.head().workers ? TicketTake::kTicket : TicketTake::kNone;
   if (control_.head().has(kPrepares)) return TicketTake::kNone;  // it is asked
@@ -206,7 +220,12 @@ bool Tickets::settle(const Ticket& ticket, Outcome outcome, uint32_t notes) cons
 }
 
 // False: another thread has taken it. holder: of the caller, so that its death gives the slot back.
+// In a broadcast consumers may read it: it stays, and is taken as a spare slot.
 bool Tickets::drop_settled(uint32_t slot, uint64_t word, uint32_t holder) const noexcept {
+  if (SlotWord::kind(word) == SlotWord::kReady && control_.is_broadcast()) {
+    shared().room.signal_one();
+    return false;
+  }
   if (!table_.take(holder, slot, word, 0)) return false;
   free_slots_.give(static_cast<int32_t>(slot));
   return true;
@@ -278,11 +297,7 @@ bool Tickets::start_state(const Ticket& ticket, int32_t worker, KnownState& know
     known.is_lost = true;
     known.number = UINT64_MAX;  // of no state, as long as it is not complete
     known.bytes.resize(nbytes);
-    for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
-      // pairs with: write_start, "a word of a state"
-      const uint64_t word = words[at / sizeof(uint64_t)].load(std::memory_order_acquire);
-      std::memcpy(known.bytes.data() + at, &word, std::min<size_t>(sizeof word, nbytes - at));
-    }
+    read_words(words, known.bytes);
     if (is_torn()) return false;
     known.number = number;
   }
@@ -304,6 +319,77 @@ bool Tickets::is_past(const Ticket& ticket) const noexcept {
   return is_stopped() || ticket.number < base() || ticket.number <= table_.passed() ||
          (closed >= ticket.round && ticket.number >= closed) || SlotWord::kind(word) != SlotWord::kHeld ||
          SlotWord::number(word) != ticket.number;
+}
+
+Ticket Tickets::read_record(uint32_t slot) const noexcept {
+  const SlotRecord& from = record(slot);
+  return {.slot = static_cast<int32_t>(slot),
+          .epoch = look(from.epoch),
+          .index = look(from.index),
+          .place = look(from.place),
+          .number = look(from.number),
+          .round = look(from.round),
+          .flags = look(from.flags)};
+}
+
+Tickets::Look Tickets::look_at(uint64_t number) const noexcept {
+  while (true) {
+    if (look(shared().round.given_up) == number) return {Look::kFailure};
+    const uint32_t slot = table_.slot_of(number);
+    if (slot == SlotTable::kNone) return {table_.is_skipped(number) ? Look::kSkip : Look::kPending};
+    if (table_.word(slot) != SlotWord::ready(number)) return {};
+    const Outcome outcome = look(record(slot).outcome);
+    // If its worker has given the slot back, the outcome may be of another ticket. One that writes it has
+    // changed the word before.
+    if (table_.word(slot) != SlotWord::ready(number)) continue;
+    if (outcome == Outcome::kBatch) return {Look::kBatch, slot};
+    if (outcome == Outcome::kFailure) return {Look::kFailure, slot};
+    if (outcome == Outcome::kEnd) return {Look::kEnd, slot};
+    return {Look::kSkip, slot};
+  }
+}
+
+// The worker of the next ticket may have read the one before it as the consumer's next one, and the worker of
+// the last one that it is not. Then they wake no one.
+void Tickets::note_passed(uint64_t number, uint64_t limit) const noexcept {
+  if (table_.given() - (number - 1) >= table_.entries())
+    shared().work.signal_all();  // no worker had room for a number
+  if (!shared().settled.has_sleepers()) return;
+  const bool is_next_there = number + 1 == limit || look_at(number + 1).kind != Look::kPending;
+  if (is_next_there) shared().settled.signal_all();
+}
+
+bool Tickets::read_noted(std::vector<KnownState>& states, uint64_t& number) const {
+  const ServedState& state = *control_.served();
+  states.resize(static_cast<size_t>(control_.head().workers));
+  // pairs with: TicketRing::note_received, "noted states"
+  const uint64_t noting = observe(state.noting);
+  if (noting % 2 != 0) return false;
+  number = observe(state.noted);
+  for (size_t worker = 0; worker < states.size(); ++worker) {
+    const auto loop = static_cast<int32_t>(worker);
+    const LoopRecord::Start& cell = control_.loop(loop).noted;
+    const std::span<std::atomic<uint64_t>> words = control_.noted_words(loop);
+    states[worker].number = look(cell.number);
+    states[worker].bytes.resize(std::min<uint64_t>(look(cell.nbytes), words.size_bytes()));
+    read_words(words, states[worker].bytes);
+  }
+  // pairs with: TicketRing::note_received, "noted states"
+  return observe(state.noting) == noting;
+}
+
+TicketFailure Tickets::failure_at(const Look& front, uint64_t number) const noexcept {
+  const int32_t loops = control_.head().loops;
+  const int32_t loop = front.slot == SlotTable::kNone ? loops : look(record(front.slot).loop);
+  TicketFailure failure;
+  if (loop >= 0 && loop <= loops && look(control_.loop(loop).failed_number) == number) {
+    failure = control_.loop(loop).failure;
+    failure.message[kMessageSize - 1] = '\0';
+  } else {
+    failure.code = -1;
+    failure.set_message("what a worker has written about it is damaged");
+  }
+  return failure;
 }
 
 int32_t Tickets::worker_of(const Ticket& ticket) const noexcept {

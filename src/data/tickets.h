@@ -73,15 +73,37 @@ class Tickets {
   bool is_past(const Ticket& ticket) const noexcept;
   // With round_robin: the worker that fills the ticket. 0 if it is past.
   int32_t worker_of(const Ticket& ticket) const noexcept;
+  // For consumers of all processes.
+
+  // Ticket t of a round is place begin + (t - base), and there are none from limit on.
+  struct Round {
+    uint64_t base = 1, limit = 1, epoch = 0, begin = 0, first_worker = 0, flags = 0;
+  };
+  // False: the server writes it now, or has written it meanwhile.
+  bool read_round(Round& round) const noexcept {
+    SlotTable::Turn turn;
+    return read_round(round, turn);
+  }
+  // What a consumer finds that comes to a ticket below the limit. slot: kNone for what failed without a
+  // worker, and for a skip without a state.
+  struct Look {
+    enum Kind { kPending, kBatch, kSkip, kFailure, kEnd } kind = kPending;
+    uint32_t slot = SlotTable::kNone;
+  };
+  Look look_at(uint64_t number) const noexcept;
+  // The caller has passed the ticket: wakes those who wait for what comes behind it.
+  void note_passed(uint64_t number, uint64_t limit) const noexcept;
+  Ticket read_record(uint32_t slot) const noexcept;
+  Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
+  TicketFailure failure_at(const Look& look, uint64_t number) const noexcept;
+  // The states of the workers that the server has noted, after all batches up to a number. False: it writes
+  // them now.
+  bool read_noted(std::vector<KnownState>& states, uint64_t& number) const;
+
   // A batch waits for a consumer.
   bool has_ready() const noexcept { return count_ready() > 0; }
 
  protected:
-  // What a worker needs of a round: ticket t is place begin + (t - base), and there are none from limit on.
-  struct Round {
-    uint64_t base = 1, limit = 1, epoch = 0, begin = 0, first_worker = 0, flags = 0;
-  };
-
   FeedShared& shared() const noexcept { return control_.shared(); }
   SlotRecord& record(uint32_t slot) const noexcept { return control_.record(slot); }
   bool is_stopped() const noexcept { return observe(shared().is_stopped) != 0; }
@@ -89,11 +111,13 @@ class Tickets {
   uint64_t worker_of(const Round& round, uint64_t place) const noexcept {
     return round_robin_ == 0 ? 0 : (place - round.begin + round.first_worker) % round_robin_;
   }
-  Ticket ticket_at(const Round& round, uint64_t number) const noexcept;
   void write_record(const Ticket& ticket, uint32_t holder) const noexcept;
   void raise_closed(uint64_t number) const noexcept;
   int32_t count_ready() const noexcept;
-  bool drop_settled(uint32_t slot, uint64_t word, uint32_t holder = FreeSlots::kNobody) const noexcept;
+  bool drop_settled(uint32_t slot, uint64_t word, uint32_t holder) const noexcept;
+  bool drop_settled(uint32_t slot, uint64_t word) const noexcept {
+    return drop_settled(slot, word, free_slots_.self());
+  }
   void drop_past(uint32_t slot, uint64_t word) const noexcept;
 
   // Constant after construction.

@@ -18,40 +18,19 @@
 #include "data/thread_worker.h"
 
 namespace tenon::impl {
-namespace {
-
-// The schema as the feed's process has it: one that is decoded has its fields closer together.
-Ref<Schema> read_schema(const std::byte* memory, const FeedHead& head) {
-  // A copy: a process may write to the memory meanwhile.
-  const std::byte* const begin = memory + head.parts.schema_at;
-  const std::vector<std::byte> bytes(begin, begin + head.parts.schema_nbytes);
-  std::span<const std::byte> rest = bytes;
-  const Ref<Schema> decoded = Schema::decode(&rest);
-  std::vector<tenon_field> fields;
-  for (const SchemaField& field : decoded->fields()) fields.push_back(field.described());
-  return Schema::make(fields);
-}
-
-// Whether the slots are those of the schema, and lie within the file.
-bool are_slots_of(const FeedHead& head, const Schema& schema) {
-  uint64_t nbytes = 0;
-  return head.fields == static_cast<int32_t>(schema.fields().size()) && head.rows == schema.rows() &&
-         head.layout == SlotLayout::of(schema, head.layout.attachment_nbytes, head.layout.state_nbytes) &&
-         !__builtin_mul_overflow(static_cast<uint64_t>(head.most), head.layout.slot_nbytes, &nbytes) &&
-         head.slots_at <= head.nbytes && nbytes <= head.nbytes - head.slots_at;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 std::string WorkerLink::text() const {
-  return concat(process.pid, ":", process.start, ":", feed, ":", fd, ":", loop);
+  return concat(process.pid, ":", process.start, ":", feed, ":", fd, ":", loop, ":", at, ":", head_at);
 }
 
 WorkerLink WorkerLink::parse(const std::string& text) {
   WorkerLink link;
   int end = 0;
-  if (std::sscanf(text.c_str(), "%" SCNu32 ":%" SCNu64 ":%" SCNu32 ":%d:%" SCNd32 "%n", &link.process.pid,
-                  &link.process.start, &link.feed, &link.fd, &link.loop, &end) != 5 ||
+  if (std::sscanf(text.c_str(),
+                  "%" SCNu32 ":%" SCNu64 ":%" SCNu32 ":%d:%" SCNd32 ":%" SCNu64 ":%" SCNu64 "%n",
+                  &link.process.pid, &link.process.start, &link.feed, &link.fd, &link.loop, &link.at,
+                  &link.head_at, &end) != 7 ||
       static_cast<size_t>(end) != text.size()) {
     throw_error(Code::kValue, "'", text, "' is no link to a feed");
   }
@@ -79,7 +58,7 @@ std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
   }
   os::File file;
   if (os::process_of(link.process.pid).start == link.process.start)
-    file = os::open_memory_of(link.process.pid, link.fd, kFeedFilePrefix);
+    file = os::open_memory_of(link.process.pid, link.fd, link.at == 0 ? kFeedFilePrefix : kFilePrefix);
   if (!file) {
     throw_error(Code::kNotFound, "process ", link.process.pid, " has no feed that worker ", link.loop,
                 " could join: it is closed, or its process has ended");
@@ -88,14 +67,20 @@ std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
   Joined joined;
   Ref<Schema> schema;
   try {
-    if (!os::read_at(file, 0, &head, sizeof head)) throw_error(Code::kValue, "it is cut");
-    check_head(head, os::size_of(file));
-    if (link.loop < 0 || link.loop >= head.workers || head.nbytes != os::size_of(file))
+    const uint64_t file_nbytes = os::size_of(file);
+    if (link.at > file_nbytes || link.head_at > file_nbytes - link.at ||
+        !os::read_at(file, link.at + link.head_at, &head, sizeof head)) {
+      throw_error(Code::kValue, "it is cut");
+    }
+    check_head(head, file_nbytes - link.at);
+    if (link.loop < 0 || link.loop >= head.workers || head.nbytes > file_nbytes - link.at ||
+        head.file_at != link.at || head.parts.head_at != link.head_at) {
       throw_error(Code::kValue, "it has no such worker");
+    }
     joined.nbytes = head.nbytes;
-    joined.memory = os::map(file, 0, head.nbytes, true, kHugePage);
-    schema = read_schema(joined.memory, head);
-    if (!are_slots_of(head, *schema)) throw_error(Code::kValue, "its slots are not those of its schema");
+    joined.memory = os::map(file, link.at, head.nbytes, true, kHugePage);
+    schema = read_schema(FeedControl(joined.memory, head));
+    check_slots(head, *schema);
   } catch (const Error& e) {
     if (e.code() != Code::kValue && e.code() != Code::kType) throw;
     throw_error(Code::kValue, "process ", link.process.pid,
@@ -155,7 +140,7 @@ void ProcessWorker::end_self() const noexcept {
 
 // Of the file. Other code of this process may have closed the descriptor; then writes take the memory.
 void ProcessWorker::commit_part(uint64_t offset, uint64_t nbytes, const std::string& what) {
-  if (!file_.is_lost()) return os::commit(file_, offset, nbytes, what);
+  if (!file_.is_lost()) return os::commit(file_, control_.head().file_at + offset, nbytes, what);
   os::check_room(nbytes, what);
   os::populate(control_.base() + offset, nbytes, true);
 }

@@ -26,6 +26,8 @@ struct WorkerLink {
   uint32_t feed = 0;  // which one of the process
   int fd = -1;        // of its memory; -1: the worker is a thread of the process
   int32_t loop = 0;
+  // Where the control part lies in the file, and the head in it.
+  uint64_t at = 0, head_at = 0;
 
   std::string text() const;
   static WorkerLink parse(const std::string& text);  // fails with kValue

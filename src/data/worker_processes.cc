@@ -160,7 +160,10 @@ std::string WorkerProcesses::start_one(int32_t worker) noexcept {
     } else if (slots_->file().is_lost()) {
       failure = concat("worker ", worker, " cannot be started: ", os::kLostText);
     } else {
-      const std::string link = WorkerLink{os::this_process(), feed_, slots_->file().fd(), worker}.text();
+      const std::string link = WorkerLink{os::this_process(),      feed_,
+                                          slots_->file().fd(),     worker,
+                                          control_.head().file_at, control_.head().parts.head_at}
+                                   .text();
       const int32_t code =
           generator_.start(generator_.context, worker, link.c_str(), &pid, text, sizeof text);
       text[sizeof text - 1] = '\0';

@@ -101,7 +101,10 @@ Ref<Slots> slots_for(const tenon_generator& generator, const Schema& schema, con
   if (wants_processes(generator, options)) {
     plan.is_shared = plan.has_processes = true;
   }
-  if ((options.flags & TENON_SHARED_SLOTS) != 0) plan.is_shared = true;
+  if ((options.flags & TENON_SHARED_SLOTS) != 0) {
+    plan.is_shared = true;
+    if (options.shared_name != nullptr) plan.shared_name = options.shared_name;
+  }
   plan.spares = most_abandoned(options);
   plan.is_sparse = (options.flags & TENON_SPARSE_SLOTS) != 0;
   std::string encoded;

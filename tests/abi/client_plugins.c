@@ -36,7 +36,8 @@ static void run_it(void) {
                                 0,
                                 7,
                                 3,
-                                0};
+                                0,
+                                NULL};
   tenon_error error = TENON_ERROR_INIT;
   tenon_generator generator;
   tenon_schema* schema = NULL;
