@@ -33,14 +33,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kSliceNs = 100'000'000;    // between two looks for Ctrl-C
 constexpr std::chrono::seconds kStarved{5};  // without a timeout, a consumer that has every slot fails then
 
-nb::tuple names_of(const Schema& schema) {
-  nb::list names;
-  for (int32_t i = 0; i < schema.size(); ++i) {
-    names.append(owned(PyUnicode_InternFromString(schema[i].name)));
-  }
-  return nb::tuple(names);
-}
-
 NamedSchema make_schema(const nb::dict& fields) {
   std::vector<Field> described;
   nb::list kept;
@@ -237,7 +229,7 @@ class NativeFeed {
     return {};
   }
 
-  nb::object object_of(Batch batch) const { return nb::cast(make_batch(std::move(batch), names_)); }
+  nb::object object_of(Batch batch) const { return object_of_batch(std::move(batch), names_); }
 
   // In slices, so that Ctrl-C is heard.
   void close(double timeout) {
@@ -285,13 +277,7 @@ class NativeFeed {
     const std::unique_ptr<tenon_feed_state, ReleaseState> state(taken);
     auto place = detail::sized<tenon_feed_place>();
     tenon_feed_state_describe(state.get(), &place);
-    nb::list states;
-    for (int32_t worker = 0; worker < place.workers; ++worker) {
-      const tenon_worker_state bytes = tenon_feed_state_get(state.get(), worker);
-      states.append(bytes.data == nullptr
-                        ? nb::none()
-                        : nb::object(nb::bytes(bytes.data, static_cast<size_t>(bytes.nbytes))));
-    }
+    const nb::list states = states_of(state.get(), place.workers);
     return nb::make_tuple(place.epoch, place.place, place.worker, place.ignored_index != 0, states);
   }
   void resume(uint64_t epoch, uint64_t index, int32_t worker, const nb::list& states) {
@@ -300,15 +286,7 @@ class NativeFeed {
     place.epoch = epoch;
     place.place = index;
     place.worker = worker;
-    std::vector<tenon_worker_state> described;
-    for (const nb::handle state : states) {
-      if (state.is_none()) {
-        described.push_back({nullptr, 0});
-        continue;
-      }
-      const auto bytes = nb::cast<nb::bytes>(state);
-      described.push_back({bytes.data(), bytes.size()});
-    }
+    const std::vector<tenon_worker_state> described = worker_states(states);
     call(tenon_feed_resume, feed_->get(), &place, described.data());
   }
 
@@ -515,23 +493,10 @@ nb::dict worker_dict(const NativeFeed& self, int32_t worker) {
   return d;
 }
 
-nb::dict failure_dict(const NativeFeed& self) {
+nb::dict failure_of_feed(const NativeFeed& self) {
   auto f = detail::sized<tenon_feed_failure>();
   tenon_feed_failure_get(self.feed().get(), &f);
-  nb::dict d;
-  d["kind"] = f.kind == TENON_DIED         ? "died"
-              : f.kind == TENON_HUNG       ? "hung"
-              : f.kind == TENON_NOT_COPIED ? "not copied"
-                                           : "failed";
-  d["worker"] = f.worker < 0 ? nb::none() : nb::object(nb::int_(f.worker));
-  d["pid"] = f.pid == 0 ? nb::none() : nb::object(nb::int_(f.pid));
-  d["exit_signal"] = f.exit_signal == 0 ? nb::none() : nb::object(nb::int_(f.exit_signal));
-  d["exit_code"] = f.exit_code < 0 ? nb::none() : nb::object(nb::int_(f.exit_code));
-  d["epoch"] = f.epoch;
-  d["index"] = f.index;
-  d["text"] = nb::steal<nb::str>(
-      PyUnicode_DecodeUTF8(f.text, static_cast<Py_ssize_t>(std::strlen(f.text)), "replace"));
-  return d;
+  return failure_dict(f);
 }
 
 void add_schema(nb::module_& module) {
@@ -624,6 +589,59 @@ void add_batch(nb::module_& module) {
 
 }  // namespace
 
+nb::tuple names_of(const Schema& schema) {
+  nb::list names;
+  for (int32_t i = 0; i < schema.size(); ++i) {
+    names.append(owned(PyUnicode_InternFromString(schema[i].name)));
+  }
+  return nb::tuple(names);
+}
+
+nb::object object_of_batch(Batch batch, const nb::tuple& names) {
+  return nb::cast(make_batch(std::move(batch), names));
+}
+
+std::vector<tenon_worker_state> worker_states(const nb::list& states) {
+  std::vector<tenon_worker_state> described;
+  for (const nb::handle state : states) {
+    if (state.is_none()) {
+      described.push_back({nullptr, 0});
+      continue;
+    }
+    const auto bytes = nb::cast<nb::bytes>(state);
+    described.push_back({bytes.data(), bytes.size()});
+  }
+  return described;
+}
+
+nb::list states_of(const tenon_feed_state* state, int32_t workers) {
+  nb::list states;
+  for (int32_t worker = 0; worker < workers; ++worker) {
+    const tenon_worker_state bytes = tenon_feed_state_get(state, worker);
+    states.append(bytes.data == nullptr
+                      ? nb::none()
+                      : nb::object(nb::bytes(bytes.data, static_cast<size_t>(bytes.nbytes))));
+  }
+  return states;
+}
+
+nb::dict failure_dict(const tenon_feed_failure& f) {
+  nb::dict d;
+  d["kind"] = f.kind == TENON_DIED         ? "died"
+              : f.kind == TENON_HUNG       ? "hung"
+              : f.kind == TENON_NOT_COPIED ? "not copied"
+                                           : "failed";
+  d["worker"] = f.worker < 0 ? nb::none() : nb::object(nb::int_(f.worker));
+  d["pid"] = f.pid == 0 ? nb::none() : nb::object(nb::int_(f.pid));
+  d["exit_signal"] = f.exit_signal == 0 ? nb::none() : nb::object(nb::int_(f.exit_signal));
+  d["exit_code"] = f.exit_code < 0 ? nb::none() : nb::object(nb::int_(f.exit_code));
+  d["epoch"] = f.epoch;
+  d["index"] = f.index;
+  d["text"] = nb::steal<nb::str>(
+      PyUnicode_DecodeUTF8(f.text, static_cast<Py_ssize_t>(std::strlen(f.text)), "replace"));
+  return d;
+}
+
 void add_feed(nb::module_& module) {
   add_schema(module);
   add_batch(module);
@@ -635,7 +653,7 @@ void add_feed(nb::module_& module) {
              int32_t on_error, int32_t retries, int32_t on_starved, int64_t fill_timeout_ns,
              uint64_t attachment_nbytes, const std::string& name, bool prepares, bool shared_slots,
              bool sparse_slots, bool shuffle, int32_t rank, int32_t world_size, bool has_state,
-             uint64_t state_nbytes) {
+             uint64_t state_nbytes, const std::string& shared_name) {
             FeedOptions options;
             options.workers = workers;
             options.slots = slots;
@@ -654,6 +672,7 @@ void add_feed(nb::module_& module) {
             options.rank = rank;
             options.world_size = world_size;
             options.state_nbytes = state_nbytes;
+            options.shared_name = shared_name;
             new (self) NativeFeed(source, schema, constants, options, name, prepares, has_state);
           },
           nb::kw_only(), nb::arg("source"), nb::arg("schema"), nb::arg("constants"), nb::arg("workers"),
@@ -661,7 +680,8 @@ void add_feed(nb::module_& module) {
           nb::arg("on_error"), nb::arg("retries"), nb::arg("on_starved"), nb::arg("fill_timeout_ns"),
           nb::arg("attachment_nbytes"), nb::arg("name"), nb::arg("prepares"), nb::arg("shared_slots") = false,
           nb::arg("sparse_slots") = false, nb::arg("shuffle") = false, nb::arg("rank") = 0,
-          nb::arg("world_size") = 1, nb::arg("has_state") = false, nb::arg("state_nbytes") = 0)
+          nb::arg("world_size") = 1, nb::arg("has_state") = false, nb::arg("state_nbytes") = 0,
+          nb::arg("shared_name") = "")
       .def("use_device", &NativeFeed::use_device, nb::arg("device"), nb::arg("slots"))
       .def("begin", &NativeFeed::begin)
       .def("end", &NativeFeed::end)
@@ -678,8 +698,41 @@ void add_feed(nb::module_& module) {
            nb::arg("states"),
            nb::sig(
                "def resume(self, epoch: int, index: int, worker: int, states: list[bytes | None]) -> None"))
+      .def(
+          "serve",
+          [](const NativeFeed& self, bool broadcast, int32_t consumers, const nb::bytes& note) {
+            auto options = detail::sized<tenon_serve_options>();
+            options.mode = broadcast ? TENON_SERVE_BROADCAST : TENON_SERVE_QUEUE;
+            options.consumers = consumers;
+            options.note = note.data();
+            options.note_nbytes = note.size();
+            call(tenon_feed_serve, self.feed().get(), &options);
+          },
+          nb::arg("broadcast"), nb::arg("consumers"), nb::arg("note"))
+      .def(
+          "serve_wait",
+          [](const NativeFeed& self, double timeout) { return serve_wait(self.feed(), timeout); },
+          nb::arg("timeout"),
+          nb::sig("def serve_wait(self, timeout: float) -> tuple[int, int, int, _bool, _bool, int]"))
+      .def("serve_next",
+           [](const NativeFeed& self) {
+             const nb::gil_scoped_release released;
+             call(tenon_feed_serve_next, self.feed().get());
+           })
+      .def(
+          "serve_wanted", [](const NativeFeed& self) { return serve_wanted(self.feed()); },
+          nb::sig("def serve_wanted(self) -> list[tuple[int, int, int, _bool, list[bytes | None], tuple[int, "
+                  "int]]]"))
+      .def("serve_end",
+           [](const NativeFeed& self) {
+             const nb::gil_scoped_release released;
+             tenon_feed_serve_end(self.feed().get());
+           })
+      .def(
+          "serve_counts", [](const NativeFeed& self) { return serve_counts(self.feed()); },
+          nb::sig("def serve_counts(self) -> dict[str, int]"))
       .def("place", memory_place, nb::sig("def place(self) -> tuple[int, int, int, int]"))
-      .def("failure", failure_dict, nb::sig("def failure(self) -> dict[str, Any]"))
+      .def("failure", failure_of_feed, nb::sig("def failure(self) -> dict[str, Any]"))
       .def("worker", worker_dict, nb::arg("worker"),
            nb::sig("def worker(self, worker: int) -> dict[str, int]"))
       .def("statistics", statistics_dict, nb::sig("def statistics(self) -> dict[str, Any]"));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "python.h"
 #include "tenon/feed.hpp"
@@ -26,6 +27,19 @@ Generator generator_of(const nb::object& object, const std::string& name, bool p
 Generator inline_generator_of(const nb::object& object, const NamedSchema& schema, const std::string& name,
                               bool has_state);
 
+// A delivered batch as an object of the class Batch. names: of the fields.
+nb::object object_of_batch(Batch batch, const nb::tuple& names);
+nb::tuple names_of(const Schema& schema);
+nb::dict failure_dict(const tenon_feed_failure& failure);
+std::vector<tenon_worker_state> worker_states(const nb::list& states);  // refer to the bytes
+nb::list states_of(const tenon_feed_state* state, int32_t workers);
+
+// The calls of a thread that serves a feed; a TimeoutError is none of them.
+nb::tuple serve_wait(const Feed& feed, double timeout);
+nb::list serve_wanted(const Feed& feed);
+nb::dict serve_counts(const Feed& feed);
+
+void add_attached(nb::module_& module);
 void add_feed(nb::module_& module);
 void add_worker(nb::module_& module);
 

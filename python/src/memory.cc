@@ -119,22 +119,6 @@ Array from_buffer(nb::object source, const DTypeLike& dtype_like, nb::object sha
   return adopt(adoption, std::move(node));
 }
 
-// A shared mapping whose read-only arrays have lazy copies. Keeps the object that has mapped it.
-class LentMapping {
- public:
-  LentMapping(nb::object mapping, int fd, uint64_t offset, nb::object address, uint64_t nbytes)
-      : mapping_(std::move(mapping)) {
-    call(tenon_mapping_lend, fd, offset, pointer_from(address, "address"), nbytes, &lent_);
-  }
-  LentMapping(const LentMapping&) = delete;
-  LentMapping& operator=(const LentMapping&) = delete;
-  ~LentMapping() { tenon_lent_release(lent_); }
-
- private:
-  nb::object mapping_;
-  tenon_lent* lent_ = nullptr;
-};
-
 Array from_pointer(nb::object address, nb::object shape, const DTypeLike& dtype_like, nb::object strides,
                    nb::object owner, nb::object deleter, Flag readonly) {
   const DType dtype = dtype_like.get();
@@ -221,10 +205,6 @@ void add_memory(nb::module_& module) {
              nb::sig("def from_pointer(address: int, shape: int | Sequence[int], dtype: DTypeLike, "
                      "strides: Sequence[int] | None, owner: Any, deleter: Callable[[], object] | None, "
                      "readonly: bool) -> NDArray"));
-  nb::class_<LentMapping>(module, "NativeLentMapping",
-                          "A shared mapping whose read-only arrays have lazy copies.")
-      .def(nb::init<nb::object, int, uint64_t, nb::object, uint64_t>(), nb::arg("mapping"), nb::arg("fd"),
-           nb::arg("offset"), nb::arg("address"), nb::arg("nbytes"));
   module.def("statistics", statistics, nb::sig("def statistics() -> dict[str, int]"),
              "What lives in this process, for tests and leak checks: storages, regions, heap_nbytes, views.");
   module.def("share", shared, nb::arg("data").none(), nb::arg("dtype").none() = nb::none(),

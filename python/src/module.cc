@@ -88,6 +88,7 @@ NB_MODULE(core, module) {
   add_function_type(module);
   add_plugin(module);
   add_feed(module);
+  add_attached(module);
   add_worker(module);
   add_from_dlpack(module);
   add_waiting(module);

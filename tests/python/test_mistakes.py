@@ -480,22 +480,6 @@ def test_a_loan_with_a_field_that_was_not_written_is_dropped_with_an_error(monke
             raise KeyError
 
 
-def test_a_feed_that_is_served_passes_the_check_of_its_channels(monkeypatch):
-    monkeypatch.setenv("TENON_DEBUG", "fields")
-
-    def fill(batch):
-        batch.x = batch.y = 1
-        if batch.index:
-            batch.attachment = b"a"
-
-    with (
-        tn.Feed(fill, FIELDS, batches=3, shared=True, attachment_nbytes=8) as feed,
-        feed.serve(background=True),
-        tn.Feed.attach(feed.name) as attached,
-    ):
-        assert [batch.attachment for batch in attached] == [b"", b"a", b"a"]
-
-
 def test_a_check_that_is_no_bool_is_refused():
     with pytest.raises(TypeError, match="check is 'yes'"):
         tn.Feed(every_second, FIELDS, check="yes")

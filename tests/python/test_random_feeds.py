@@ -218,7 +218,6 @@ def test_a_batch_is_lost_only_with_the_consumer_that_had_it(mode):
                 assert codes[doomed:] == [0] * (count - doomed)
                 texts = [consumer.stdout.read() for consumer in consumers]
             server.close()
-            feed._served.reclaim()
             assert (feed.stats().slots_held, feed.stats().batches) == (0, len(every))
         # The last line of a killed process may be cut.
         taken = [[int(line) for line in text.split(b"\n")[:-1]] for text in texts]

@@ -139,11 +139,6 @@ def _limits(receiver: int | None, timeout: float | None) -> tuple[int, float | N
     return pid, None if timeout is None else seconds(timeout, "timeout", ", or None")
 
 
-# The head of a feed: an array of bytes under the name of the feed and this (_data/serving.py).
-HEAD_SUFFIX = ".feed"
-HEAD_MARK = int.from_bytes(b"tn feed\n", "little")  # its first number of 8 bytes, when it is complete
-
-
 def attach(name: str, readonly: bool = False) -> NDArray:
     """The array that a process of this user shares under a name.
 
@@ -173,43 +168,20 @@ def attach(name: str, readonly: bool = False) -> NDArray:
         No address space, or no file descriptor, is left.
     """
     array = _core.attach(name, readonly)
-    kind = _kind_of(array, name)
+    kind = _kind_of(array)
     if kind is None:
         return array
-    if kind == "Feed":
-        name = name.removesuffix(HEAD_SUFFIX)
-    elif kind == "Channel" and is_feed(name):
-        kind = "Feed"
     raise ValueError(f"{name!r} is the name of no array: open it with tn.{kind}.attach({name!r})")
 
 
-def _kind_of(memory: NDArray, name: str) -> str | None:
+def _kind_of(memory: NDArray) -> str | None:
     if memory.ndim != 1 or memory.dtype.name != "uint8":
         return None
-    if name.endswith(HEAD_SUFFIX) and _is_head(memory):
-        return "Feed"
     for kind, native in (("Channel", _core.NativeChannel), ("Arena", _core.NativeArena)):
         with contextlib.suppress(ValueError):
             native.open(memory)
             return kind
     return None
-
-
-def _is_head(memory: NDArray) -> bool:
-    import ctypes
-
-    if memory.nbytes < 8 or memory.device != "cpu":
-        return False
-    # Without a view: it would need a lease, which may wait.
-    return int.from_bytes(ctypes.string_at(memory.data_ptr, 8), "little") == HEAD_MARK
-
-
-def is_feed(name: str) -> bool:
-    """Whether a feed is served under the name."""
-    try:
-        return _kind_of(_core.attach(name + HEAD_SUFFIX), name + HEAD_SUFFIX) == "Feed"
-    except (FileNotFoundError, ValueError):
-        return False
 
 
 def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:

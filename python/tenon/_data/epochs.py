@@ -14,6 +14,8 @@ from . import closing
 from .progress import ProgressBar
 
 if TYPE_CHECKING:
+    import threading
+
     from .workers import Inline
 
 
@@ -44,14 +46,16 @@ class OwnFeed(HasEpochs, Protocol):
     timeout: float | None
     _native: NativeFeed
     _inline: Inline | None
+    _ranks: tuple[int, int]
+    _server: Any
+    _mode: str | None
+    _serving: threading.Lock
     _identity: dict[str, Any]
-    _attachment_nbytes: int
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def _begin_epoch(self, device: str | None) -> None: ...
     def _progress_bar(self) -> ProgressBar | None: ...
-    def _states_nbytes(self) -> int: ...
     def _name(self) -> str: ...
 
 
@@ -64,14 +68,15 @@ class Iteration(NativeEpoch):
     _is_replaced = False
     _has_lost_batch = False
 
-    def _replace(self, feed: HasEpochs) -> None:
-        """Ends the live iterator of the feed for this one."""
+    @classmethod
+    def _replace(cls, feed: HasEpochs) -> None:
+        """Ends the live iterator of the feed for another one."""
         live = feed._live_epoch()
         if live is None:
             return
         if live._is_in_next:
             raise TenonError(
-                f"another thread waits for a batch of this feed: end its loop first{self._way_to_end}"
+                f"another thread waits for a batch of this feed: end its loop first{cls._way_to_end}"
             )
         live._end()
         live._is_replaced = True

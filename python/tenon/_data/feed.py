@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._array.fields import FieldsLike, checks_fields, checks_values
 from .._core import Batch, NativeFeed, Schema
-from .._errors import log, text_of
+from .._errors import TenonError, log, text_of
 from .._sync.function import CFunction
 from .._values import INT32_MAX, count, flag, integer, seconds
 from . import closing
@@ -25,7 +26,7 @@ from .workers import EachBatch, Inline, PythonGenerator, Rules, Worker, WorkerBa
 
 if TYPE_CHECKING:
     from .attached import AttachedFeed
-    from .serving import ServedFeed, Server
+    from .serving import Server
     from .statistics import FeedStatistics
 
 
@@ -247,10 +248,10 @@ class Feed(Forms):
         self.batches: int | None = None if batches is None else self._share(batches)
         self._identity = identity(schema, batches, seed % 2**64, shuffle)
         self.timeout = timeout
-        self._attachment_nbytes = attachment_nbytes
-        self._state_nbytes = state_nbytes
         self.progress = progress
-        self._served: ServedFeed | None = None
+        self._server: Server | None = None  # the one that runs
+        self._mode: str | None = None  # in which it was served
+        self._serving = threading.Lock()
         loop = _loop_of(generator, schema)
         has_state = loop is not None and loop.has_state
         rules = Rules(check, batches, has_state, seeds=bool(processes))
@@ -287,6 +288,7 @@ class Feed(Forms):
                 world_size=world_size,
                 has_state=has_state,
                 state_nbytes=state_nbytes,
+                shared_name=self.name or "",
             )
         except BaseException:
             if self._workers is not None:
@@ -325,8 +327,8 @@ class Feed(Forms):
 
     def _begin_epoch(self, device: str | None) -> None:
         self._use_device(self.device if device is None else device)
-        if self._served is not None and self._served.server is None:
-            self._served.reclaim()  # batches that consumers in other processes have released since
+        if self._server is not None:
+            raise TenonError(f"feed {self.name!r} is being served: its batches go to other processes")
         self._native.begin()
 
     def _progress_bar(self) -> ProgressBar | None:
@@ -401,14 +403,15 @@ class Feed(Forms):
         TenonError
             The feed is already being served, or another thread waits for a batch.
         """
-        from .serving import ServedFeed, check
+        from .serving import check, serve
 
         check(mode, epochs, consumers)
-        if self not in closing.OPEN:
+        if not self._is_open():
             raise ValueError("the feed is closed")
-        if self._served is None:
-            self._served = ServedFeed(self, mode)
-        return self._served.serve(mode, epochs, consumers, background)
+        return serve(self, mode, epochs, consumers, background)
+
+    def _is_open(self) -> bool:
+        return self in closing.OPEN
 
     @staticmethod
     def attach(name: str, timeout: float | None = None, wait: float = 0.0) -> AttachedFeed:
@@ -468,11 +471,6 @@ class Feed(Forms):
         rank, world_size = self._ranks
         return len(range(rank, places, world_size))
 
-    def _states_nbytes(self) -> int:
-        """How much room a state needs as JSON."""
-        workers = max(self._native.statistics()["workers"], 1) if self._native.has_state else 0
-        return 512 + workers * (2 * self._state_nbytes + 32)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a position: the next iteration continues the epoch of ``state`` at its next batch.
 
@@ -525,10 +523,10 @@ class Feed(Forms):
             that it uses stays allocated.
         """
         timeout = seconds(timeout, "timeout")
-        served, self._served = self._served, None
+        server = self._server
         try:
-            if served is not None:
-                served.close()
+            if server is not None:
+                server.close()
         finally:
             self._native.close(timeout)
             closing.OPEN.discard(self)

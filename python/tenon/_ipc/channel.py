@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
 from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
-from .._array.share import Shared, is_feed, settings
+from .._array.share import Shared, settings
 from .._core import ChannelCalls, NativeItem, NDArray, loan_field, received_field
 from .._errors import LeaseEscaped, is_of_user
 from .._sync.endings import end_views, release_retained
@@ -89,8 +89,6 @@ class Channel(ChannelCalls, membership.Member):
         """Opens the channel that a process of this user shares under a name. Errors are those of
         `tenon.attach`; ValueError if the name belongs to another object."""
         memory = _core.attach(name)
-        if is_feed(name):
-            raise ValueError(f"{name!r} is the name of a feed: open it with tn.Feed.attach({name!r})")
         return _open(memory, True)
 
     def _open(self, native: _core.NativeChannel) -> None:

@@ -3,12 +3,13 @@
 
 import os
 import threading
+import time
 
 import pytest
 from other_process import SECONDS, Other
 
 import tenon as tn
-from tenon._data.serving import ROUND_AT
+from tenon._data.serving import Server
 
 SCHEMA = tn.schema(label=("i8", (4,)))
 
@@ -86,12 +87,12 @@ def test_a_child_that_is_killed_is_not_the_server(other):
 def test_a_server_that_fails_says_so_and_ends_its_consumers_loops(monkeypatch, other):
     name = f"fails-{os.getpid()}"
     feed = tn.Feed(lambda batch: None, SCHEMA, workers=2, processes="fork", batches=5, shared=name)
-    server = feed.serve(background=True)
 
     def fail(*_):
         raise MemoryError("no room for a note")
 
-    monkeypatch.setattr(feed._served, "send", fail)
+    monkeypatch.setattr(Server, "_seek", fail)
+    server = feed.serve(background=True)
     other.ask("feed = tn.Feed.attach(name, wait=600)", name=name)
     assert other.ask("len(list(feed))") == 0
     with pytest.raises(MemoryError, match="no room"):
@@ -259,7 +260,7 @@ def test_a_consumer_that_comes_at_the_end_of_an_epoch_leaves_its_end_to_the_next
         assert first.ask("(lambda it: next(it).index)(iter(feed))") == 0
         first.ask("feed.close()")
         n_sent = 5 if fails else 6
-        while server.batches < n_sent or feed._served.words[ROUND_AT] < 2:
+        while server.batches < n_sent:
             threading.Event().wait(0.001)
         other.ask("it = iter(feed)")
         assert other.ask("next(it).index") == 1
@@ -315,3 +316,38 @@ def test_the_advice_for_a_second_loop_is_possible_for_an_attached_feed():
         iter(attached)
         with pytest.raises(tn.TenonError, match="one epoch at a time, and a process attaches to it once"):
             next(first)
+
+
+def test_a_loop_over_a_feed_that_is_served_raises_and_the_server_goes_on(other):
+    name = f"here-{os.getpid()}"
+    with tn.Feed(fill_index, SCHEMA, batches=5, shared=name) as feed:
+        before = iter(feed)
+        assert next(before).index == 0
+        with feed.serve(background=True) as server:
+            attach(name, other)
+            assert other.ask("(lambda it: next(it).index)(iter(feed))") == 0
+            with pytest.raises(tn.TenonError, match="is being served"):
+                iter(feed)
+            with pytest.raises(tn.TenonError, match="is being served already"):
+                feed.serve(background=True)
+            with pytest.raises(tn.TenonError, match="another iteration"):
+                next(before)
+            assert other.ask("[batch.index for batch in feed]") == [1, 2, 3, 4]
+            server.wait(SECONDS)
+        assert [batch.index for batch in feed] == [0, 1, 2, 3, 4]
+
+
+def test_a_server_that_waits_for_the_end_of_an_epoch_says_so(other, caplog, quick_reports):
+    """Its consumer has left the loop."""
+    name = f"left-{os.getpid()}"
+    with (
+        tn.Feed(fill_index, SCHEMA, batches=3, shared=name) as feed,
+        feed.serve(epochs=2, background=True),
+    ):
+        attach(name, other)
+        assert other.ask("(lambda it: next(it).index)(iter(feed))") == 0
+        wanted = "for its 1 consumers to end the epoch: 2 batches are left"
+        end = time.monotonic() + SECONDS
+        while not any(wanted in message for message in caplog.messages):
+            assert time.monotonic() < end
+            time.sleep(0.01)
