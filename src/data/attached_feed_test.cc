@@ -18,85 +18,17 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/feed_peers_testing.h"
 #include "data/served_feed_testing.h"
 #include "ipc/segments.h"
-
-#ifdef __SANITIZE_THREAD__
-#define TENON_SKIP_UNDER_TSAN() GTEST_SKIP() << "ThreadSanitizer's forked children can have no threads"
-#else
-#define TENON_SKIP_UNDER_TSAN() (void)0
-#endif
 
 namespace tenon::impl {
 namespace {
 
+using serving::Peer;
 using serving::Served;
+using serving::take_loop;
 using serving::unique_name;
-
-// A process that waits for go(), then runs its body, whose result is its exit code.
-class Peer {
- public:
-  explicit Peer(const std::function<int()>& body) {
-    EXPECT_EQ(pipe(to_), 0);
-    EXPECT_EQ(pipe(from_), 0);
-    pid_ = fork();
-    if (pid_ != 0) return;
-    char byte = 0;
-    close(to_[1]);
-    if (read(to_[0], &byte, 1) != 1) _exit(100);
-    int code = 101;
-    try {
-      said_ = from_[1];
-      code = body();
-    } catch (const std::exception& e) {
-      (void)std::fprintf(stderr, "peer: %s\n", e.what());
-    }
-    _exit(code);
-  }
-  ~Peer() {
-    if (pid_ > 0) kill();
-    for (const int fd : {to_[0], to_[1], from_[0], from_[1]}) close(fd);
-  }
-  void go() { EXPECT_EQ(write(to_[1], "x", 1), 1); }
-  // Waits until the peer has called say().
-  void hear() {
-    char byte = 0;
-    EXPECT_EQ(read(from_[0], &byte, 1), 1);
-  }
-  static void say() { (void)!write(said_, "x", 1); }
-  void kill() {
-    (void)::kill(pid_, SIGKILL);
-    (void)join();
-  }
-  int join() {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
- private:
-  static inline int said_ = -1;
-  int to_[2] = {-1, -1}, from_[2] = {-1, -1};
-  pid_t pid_ = -1;
-};
-
-// Takes a loop to its end. Returns how many batches there were; 102: their order was wrong.
-int take_loop(AttachedFeed& feed) {
-  feed.begin();
-  int n = 0;
-  uint64_t least = 0;
-  while (true) {
-    Ref<Batch> batch;
-    if (!feed.next(60 * kSecond, batch)) return 103;
-    if (!batch) return n;
-    const Ticket ticket = batch->ticket();
-    const auto content = *reinterpret_cast<const uint64_t*>(batch->array(0)->data());
-    if (ticket.index < least || content != (ticket.epoch << 32 | ticket.index)) return 102;
-    least = ticket.index + 1;
-    ++n;
-  }
-}
 
 TEST(AttachedFeed, ConsumersOfSeveralProcessesShareAQueue) {
   TENON_SKIP_UNDER_TSAN();

@@ -20,12 +20,17 @@ namespace serving {
 
 inline constexpr int64_t kRows = 4;
 
+// A pipe, if not -1: a fill of batch 2 or a later one takes a byte of it.
+inline int gate = -1;
+
 inline int32_t fill(void* context, const tenon_fill_request* request, char* message, size_t message_size) {
   const auto fails_at = static_cast<int64_t>(reinterpret_cast<intptr_t>(context));
   if (static_cast<int64_t>(request->index) == fails_at) {
     std::snprintf(message, message_size, "no batch %ld", static_cast<long>(fails_at));
     return 7;
   }
+  char byte = 0;
+  if (gate != -1 && request->index >= 2) (void)!read(gate, &byte, 1);
   const uint64_t content = request->epoch << 32 | request->index;
   for (int64_t i = 0; i < kRows; ++i) static_cast<uint64_t*>(request->fields[0])[i] = content;
   if (request->state_size >= sizeof content) {
