@@ -25,7 +25,7 @@ _attached: weakref.WeakValueDictionary[tuple[int, str], AttachedFeed] = weakref.
 
 
 class AttachedFeed(Forms):
-    """A feed that another process serves, made by `Feed.attach`.
+    """A feed that a process serves, as a rule another one. Made by `Feed.attach`.
 
     One iteration is one epoch, as for a `Feed`: batches in the order of their index, on the feed's slots. The
     batches of a broadcast are read-only. A slot is filled again when no array, view or tensor of its batch
@@ -113,7 +113,7 @@ class AttachedFeed(Forms):
         return state_of(found, self._identity, self._ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a position, before the first iteration: the feed, which must not have begun to send,
+        """Restores a position, before the first iteration: the feed, which must not have begun an epoch,
         begins there when the consumers that it waits for have begun to iterate. Each consumer that loads a
         state must load the same one.
 
@@ -124,7 +124,7 @@ class AttachedFeed(Forms):
         TypeError
             ``state`` is no dict.
         ValueError
-            The feed has begun to send, or this consumer has iterated, or was closed; ``state`` has no
+            The feed has begun an epoch, or this consumer has iterated, or was closed; ``state`` has no
             ``epoch`` or ``next``, or is of a feed that delivers other batches.
         """
         native = self._opened()

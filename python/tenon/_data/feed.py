@@ -108,8 +108,8 @@ class Feed(Forms):
         existing bar, which is not closed. Exceptions of the bar are logged to the logger "tenon".
     shared : bool or str
         Places the slots in memory that other processes can map, so that `serve` can pass batches to them.
-        A str is the name of the feed. True creates a name, which the attribute ``name`` returns. Only with
-        ``on_starved`` "wait" and "raise".
+        A str is the name of the feed, which it takes in the first `serve`. True creates a name, which the
+        attribute ``name`` returns. Only with ``on_starved`` "wait" and "raise".
     shuffle : bool
         Each epoch has its batches in another order, which depends only on ``seed`` and the epoch. A batch
         keeps its index and seed, and so its content. Needs ``batches``.
@@ -377,7 +377,7 @@ class Feed(Forms):
 
         Each process calls ``tn.Feed.attach(name)`` and iterates. A slot is filled again when no process has
         an array, view or tensor of its batch. The end of a process, in whatever way, releases its batches.
-        All processes together hold at most ``slots - workers`` batches, without workers ``slots - 1``.
+        All processes together may hold ``slots - workers`` batches, without workers ``slots - 1``.
 
         An epoch begins when all consumers have reached the end of the previous one. Without consumers the
         feed waits for one, which gets the rest of the epoch.
@@ -386,11 +386,11 @@ class Feed(Forms):
         ----------
         mode : {"queue", "broadcast"}
             "queue": each batch goes to one consumer, writable. "broadcast": each batch goes to all consumers,
-            read-only. A late consumer gets the batches from its attachment on.
+            read-only. A late consumer gets those that no consumer had received when its first loop began.
         epochs : int, optional
             The number of epochs, after which the consumers' loops end. None: until it is closed.
         consumers : int
-            The number of processes that must have begun to iterate before the first batch is sent.
+            The number of processes that must have begun to iterate before the first epoch begins.
         background : bool
             True: returns at once, and serves in a thread until the epochs are over, or until the returned
             `Server` or the feed is closed. False: returns when the epochs are over; Ctrl-C ends it.
@@ -398,8 +398,8 @@ class Feed(Forms):
         Raises
         ------
         ValueError
-            The feed has no name (``shared=``), or the name is taken; the feed is closed; a number is out of
-            range; the mode differs from that of an earlier call.
+            The feed has no name (``shared=``), the name is taken, or it has 1 slot; the feed is closed; a
+            number is out of range; the mode differs from that of an earlier call.
         TenonError
             The feed is already being served, or another thread waits for a batch.
         """

@@ -2,7 +2,8 @@
 """Feeds whose batches go to other processes: the side that has the feed. `attached` is the other one.
 
 Consumers receive batches from the table of the feed, which lies in shared memory with its slots: no batch
-passes this process. The serving thread begins the epochs, and does what consumers that were killed left.
+passes this process. The serving thread begins the epochs, notes the states of the generator, and gives back
+what consumers that were killed had, all in `NativeFeed.serve_wait`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Server:
     epochs : int
         The number of finished epochs.
     batches : int
-        The number of batches that were sent: that consumers have received, or may receive now.
+        The number of batches that consumers have received, or may receive now; each batch of a broadcast
+        counts once. Updated every 0.1 s.
     """
 
     def __init__(self, feed: OwnFeed, mode: str, epochs: int | None, consumers: int) -> None:
@@ -104,8 +106,8 @@ class Server:
             raise error
 
     def close(self) -> None:
-        """Ends the loops of the consumers after the batches that were already sent. Batches that consumers
-        have stay valid. Idempotent."""
+        """Ends the loops of the consumers after the batches that are ready and that they may have. Batches
+        that consumers have stay valid. Idempotent."""
         if self.is_running:
             self._is_closing = True
             self._native.serve_end()
