@@ -13,10 +13,10 @@ from .._array.fields import Fields
 from .._core import Batch, NativeAttached, NDArray, Schema
 from .._errors import OpError, TenonError, is_of_user, log
 from .._values import seconds, text_for_c
-from .epochs import Iteration
+from .epochs import Iteration, add_failure
 from .forms import Forms
 from .resuming import check_state
-from .serving import describe, facts_in, state_of
+from .serving import facts_in, state_of
 
 _LOOK_SECONDS = 0.02
 
@@ -217,7 +217,7 @@ class _Epoch(Iteration):
                 except OpError as error:
                     if not is_of_user(error):
                         feed._check_wanted(False)
-                        describe(error, feed._op, native.failure())
+                        add_failure(error, feed._op, native.failure())
                     raise
             if batch is not None:
                 feed._check_wanted(True)

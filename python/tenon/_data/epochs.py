@@ -170,7 +170,7 @@ class Epoch(Iteration):
             raise  # of the wait: the caller may let go of batches, and try again
         except OpError as failure:
             if batch is None and not is_delivered:  # else its copy to a device has failed
-                _describe(failure, feed)
+                add_failure(failure, feed._name(), feed._native.failure())
             self._end()
             raise
         except ValueError as other:
@@ -208,12 +208,12 @@ class Epoch(Iteration):
         self._end()
 
 
-def _describe(error: OpError, feed: OwnFeed) -> None:
-    error.op = feed._name()
-    failure = feed._native.failure()
+def add_failure(error: OpError, op: str, failure: dict[str, Any]) -> None:
+    """Adds to an error what the feed knows about the failure. op: the name of the generator."""
     text = failure.pop("text")
     if text and text not in str(error):  # the message was cut
         error.args = (str(error).partition(": ")[0] + ": " + text, *error.args[1:])
+    error.op = op
     error.__dict__.update(failure)
 
 

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from .. import _core
-from .._errors import OpError, TenonError, log
+from .._errors import TenonError, log
 from .._values import count, seconds
 from .epochs import Iteration, OwnFeed
 
@@ -25,7 +25,6 @@ _NOTHING, _GATHERED, _EPOCH_ENDED, _OVER = range(4)  # what NativeFeed.serve_wai
 _SLICE_SECONDS = 0.1  # between two looks for Ctrl-C
 
 _numbers = itertools.count()
-
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,95}")
 
@@ -80,7 +79,7 @@ class Server:
         self._feed = feed
         self._native = feed._native
         self._pid = os.getpid()
-        self._wanted = epochs
+        self._most_epochs = epochs
         self._consumers = consumers
         self._before = self._native.serve_counts()["batches"]
         self._is_closing = False
@@ -173,7 +172,7 @@ class Server:
                     self.epochs += 1
                 if bar is not None:
                     bar.end()
-                if self._wanted is not None and self.epochs >= self._wanted:
+                if self._most_epochs is not None and self.epochs >= self._most_epochs:
                     return
                 bar = self._feed._progress_bar()
                 self._native.serve_next()
@@ -265,15 +264,3 @@ def facts_in(note: bytes) -> dict[str, Any]:
     """What the feed has noted for its consumers."""
     facts: dict[str, Any] = json.loads(note)
     return facts | {"ranks": tuple(facts["ranks"])}
-
-
-_ATTRIBUTES = ("kind", "worker", "pid", "exit_signal", "exit_code", "epoch", "index")
-
-
-def describe(error: OpError, op: str, failure: dict[str, Any]) -> None:
-    """Adds to an error what the feed knows about the failure."""
-    text = failure["text"]
-    if text and text not in str(error):  # the message was cut
-        error.args = (str(error).partition(": ")[0] + ": " + text, *error.args[1:])
-    error.op = op
-    error.__dict__.update({name: failure[name] for name in _ATTRIBUTES})
