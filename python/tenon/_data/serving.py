@@ -147,6 +147,7 @@ class Server:
         try:
             while True:
                 report = self._native.serve_wait(_SLICE_SECONDS)
+                self._raise_interrupt()
                 what, consumers, unread, has_failed, is_filled, batches = report
                 added = max(batches - self._before - self.batches, 0)
                 self.batches += added
@@ -186,6 +187,16 @@ class Server:
             if os.getpid() == self._pid:
                 self._native.serve_end()
                 self._feed._server = None
+
+    def _raise_interrupt(self) -> None:
+        """Of a fill in this thread, for a feed without workers."""
+        inline = self._feed._inline
+        interrupt = None if inline is None else inline.take_interrupt()
+        if interrupt is not None:
+            try:
+                raise interrupt
+            finally:
+                interrupt = None  # its traceback refers to this frame
 
     def _warn(self, waited: str, has_begun: bool, consumers: int, unread: int) -> None:
         if not has_begun:

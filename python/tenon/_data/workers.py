@@ -454,13 +454,15 @@ class Inline:
 
     def interrupt(self, error: BaseException) -> None:
         """KeyboardInterrupt, other exceptions that are no Exception, and those of signal handlers are raised
-        in the consumer. The epoch ends, so that the batch is neither skipped nor filled again."""
+        in the consumer, or in the server. The epoch ends, so that the batch is neither skipped nor filled
+        again. If the feed is served, the serving ends instead: consumers get what is ready before the batch.
+        """
         if isinstance(error, Exception) and not is_of_handler(error):
             return
         self._interrupt = error
         feed = None if self._feed is None else self._feed()
         if feed is not None:
-            feed._native.end()
+            feed._native.end() if feed._server is None else feed._native.serve_end()
 
     def fill(self, native: NativeWorker) -> None:
         batches = self._batches

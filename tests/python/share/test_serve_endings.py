@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a served feed ends after other failures, or if a forked child has a copy of it."""
 
+import contextlib
 import os
+import signal
 import threading
 import time
 
@@ -351,3 +353,52 @@ def test_a_server_that_waits_for_the_end_of_an_epoch_says_so(other, caplog, quic
         while not any(wanted in message for message in caplog.messages):
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+def test_ctrl_c_in_a_fill_of_the_server_ends_its_serving(mode, other):
+    """A feed without workers is filled in the thread that serves it."""
+    name = f"interrupted-{os.getpid()}"
+
+    def fill(batch):
+        fill_index(batch)
+        if batch.index == 3 and is_served:
+            signal.raise_signal(signal.SIGINT)
+
+    is_served = True
+    with tn.Feed(fill, SCHEMA, workers=0, slots=6, batches=8, shared=name) as feed:
+        other.ask("import tenon as tn")
+        other.ask("feed, seen = None, []")
+        other.start(
+            """exec("feed = tn.Feed.attach(name, wait=600)\\n"
+                    "for batch in feed: seen.append(batch.index)")""",
+            name=name,
+        )
+        with pytest.raises(KeyboardInterrupt):
+            feed.serve(mode, epochs=None)
+        with contextlib.suppress(tn.OpError):  # or the end: the fill fails as the server closes
+            other.answer()
+        assert other.ask("seen") == [0, 1, 2]
+        is_served = False
+        assert [batch.index for batch in feed] == list(range(8))
+
+
+def test_a_generator_that_exits_ends_the_thread_that_serves_it(other):
+    name = f"exits-{os.getpid()}"
+
+    def fill(batch):
+        fill_index(batch)
+        if batch.index == 2:
+            raise SystemExit(3)
+
+    with tn.Feed(fill, SCHEMA, workers=0, batches=8, shared=name) as feed:
+        server = feed.serve(epochs=None, background=True)
+        attach(name, other)
+        other.ask("it, seen = iter(feed), []")
+        other.start("[seen.append(batch.index) for batch in it]")
+        with pytest.raises(SystemExit):
+            server.wait(SECONDS)
+        assert not server.is_running
+        with contextlib.suppress(tn.OpError):  # or the end
+            other.answer()
+        assert other.ask("seen") == [0, 1]
