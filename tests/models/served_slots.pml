@@ -5,9 +5,10 @@
 // has the item; any consumer moves the passed number over it. BROADCAST: each consumer sets its bit, looks
 // at the word, and moves its cursor; the worker may take the slot of an item that all have received and
 // nobody reads. Consumers join at any time. The worker skips one item. If the generator has a state
-// (STATES), the server notes the state of each received item from its slot, in order, and until then the
-// slot is not free. One consumer dies at any step, and a reaper gives back what it had; or it stops
-// (STOPPED). Rounds are in served_rounds.pml, and tickets in tickets.pml.
+// (STATES), the server notes the state of each received item from its slot, in order, and until
+// then the slot is not free. It finds the slots by their words: an entry may be of a later item already. One
+// consumer dies at any step, and a reaper gives back what it had; or it stops (STOPPED). Rounds are in
+// served_rounds.pml, and tickets in tickets.pml.
 //
 // Law: no slot is written while a living consumer has it. An item is received once (QUEUE), or by each
 // consumer that had joined before it, in order (BROADCAST), or it was lost with a dead one that had it.
@@ -29,10 +30,11 @@
 // variant: FREE_UNNOTED refuted assertion
 // NOTED_ONCE does not look at what is noted again after the slot was left for the server.
 // variant: NOTED_ONCE refuted assertion
-// SKIP_NOTED leaves the slot of a skipped item for the server, which passes the item by its entry.
-// variant: SKIP_NOTED refuted deadlock
-// ROOM_PASSED gives the entry of an item that was received to a later one, before its state is noted.
-// variant: ROOM_PASSED refuted assertion
+// ANY_RECORD has the server not look whether the slot still has the item: the worker may take that of a
+// skipped one back, and fill it again.
+// variant: ANY_RECORD refuted assertion
+// PASSED_AGAIN has the server count as noted what was passed after its look at the words.
+// variant: PASSED_AGAIN refuted assertion
 // LEFT_KEPT has the reaper not look at slots that were left for the server.
 // variant: LEFT_KEPT refuted assertion
 // NOTE_UNTOLD does not wake the server when an item was received.
@@ -55,15 +57,15 @@
 #if defined(SKIP_TAKEN) || defined(BITS_FIRST) || defined(PASSED_LAST) || defined(CURSOR_FIRST)
 #define BROADCAST
 #endif
-#if defined(SKIP_NOTED) || defined(LEFT_KEPT) || defined(FREE_UNNOTED) || defined(NOTED_ONCE) || \
-    defined(NOTE_UNTOLD) || defined(ROOM_PASSED)
+#if defined(ANY_RECORD) || defined(PASSED_AGAIN) || defined(LEFT_KEPT) || defined(FREE_UNNOTED) || \
+    defined(NOTED_ONCE) || defined(NOTE_UNTOLD)
 #define STATES
 #endif
 #ifdef NO_HELP
 #define STOPPED
 #endif
 
-#if defined(STATES) && !defined(ROOM_PASSED)
+#ifdef STATES
 #define SLOTS 1
 #else
 #define SLOTS 2
@@ -138,24 +140,22 @@ bool is_done[3];
 #else
 #define PLACE passed
 #endif
-// An entry is needed until its item was received, and its state noted
-#ifdef ROOM_PASSED
-#define ROOM passed
-#else
-#define ROOM LEAST(passed, NOTED)
-#endif
 #define CURSOR(c) ((joined[c] && alive[c]) -> cursor[c] : 200)
 #define FLOOR LEAST(LEAST(passed, NOTED), LEAST(CURSOR(0), CURSOR(1)))
+// A consumer of a broadcast finds each item behind its cursor by the entry
+#ifdef BROADCAST
+#define ROOM FLOOR
+#else
+#define ROOM passed
+#endif
 #define READERS(s) ((alive[0] -> bits[s] & 1 : 0) | (alive[1] -> bits[s] & 2 : 0))
 #define RAISE_PASSED(n) passed = (passed < (n) -> (n) : passed)
 
-// The state of an item waits for the server; a skipped item has none
-#if !defined(STATES) || defined(FREE_UNNOTED)
-#define HAS_STATE(d) false
-#elif defined(SKIP_NOTED)
-#define HAS_STATE(d) true
+// A received slot waits for the server
+#if defined(STATES) && !defined(FREE_UNNOTED)
+#define GIVEN_BACK(n) W(LEFT, 0, n)
 #else
-#define HAS_STATE(d) ((d) < SKIPPED)
+#define GIVEN_BACK(n) FREE
 #endif
 
 proctype consumer(byte p) {
@@ -231,7 +231,7 @@ again:
      assert(o == n || o == SKIPPED + n);
      STEP(RAISE_PASSED(n); WAKE_CONSUMERS; WAKE_SERVER; WAKE_WORKER);
      STEP(assert(data[s] == o && word[s] == W(HELD, p, n)); reads[p] = NONE);
-     STEP(word[s] = (HAS_STATE(o) -> W(LEFT, 0, n) : FREE); o = 0; WAKE_SERVER; WAKE_WORKER);
+     STEP(word[s] = GIVEN_BACK(n); o = 0; WAKE_SERVER; WAKE_WORKER);
 #if defined(STATES) && !defined(NOTED_ONCE)
      STEP(e = noted);
      if
@@ -286,7 +286,7 @@ die:
 #ifndef PASS_LEFT
         RAISE_PASSED(n);
 #endif
-        atomic { assert(word[s] == w); word[s] = (HAS_STATE(data[s]) -> W(LEFT, 0, n) : FREE) };
+        atomic { assert(word[s] == w); word[s] = GIVEN_BACK(n) };
 #ifdef STATES
         if
         :: atomic { noted >= n && word[s] == W(LEFT, 0, n) -> word[s] = FREE }
@@ -427,39 +427,77 @@ end_room:
 }
 
 #ifdef STATES
+#define IS_RECEIVED(w) (KIND(w) == HELD && HOLDER(w) < WORKER)
+#define MAY_BE_UNNOTED(w) (KIND(w) == READY || KIND(w) == LEFT || IS_RECEIVED(w))
+
 proctype server() {
-  byte n, e, d;
+  byte s, least, f, d, last;
+  short w;
   do
   :: noted == ITEMS -> break
   :: else ->
      woken[SERVER] = false;
-     n = noted + 1;
+     last = passed;
+look:
+     least = ITEMS + 1;
+     do
+     :: atomic {
+          s < SLOTS ->
+          w = word[s];
+          if
+          :: MAY_BE_UNNOTED(w) && NUMBER(w) > noted && NUMBER(w) <= last && NUMBER(w) < least ->
+             least = NUMBER(w);
+             f = s
+          :: else
+          fi;
+          w = 0;
+          s++
+        }
+     :: atomic { s == SLOTS -> s = 0; break }
+     od;
      if
-     :: atomic { n <= passed -> e = entry[n % RING] };
-        if
-        :: SLOT(e) == 3 -> atomic { noted = n; WAKE_WORKER }
-        :: SLOT(e) != 3 ->
-           assert(OF(e) == n);
-           d = data[SLOT(e)];
-           if
-           :: d == n || d == SKIPPED + n ->
-              noted = n;
-              atomic {
-                if :: word[SLOT(e)] == W(LEFT, 0, n) -> word[SLOT(e)] = FREE :: else fi;
-                WAKE_WORKER
-              }
-#ifndef BROADCAST
-           :: else ->                       // it was skipped, and the slot has another item
-              assert(has_skipped == n);
-              atomic { noted = n; WAKE_WORKER }
+     :: least <= ITEMS ->
+        atomic {
+          d = data[f];
+#if !defined(ANY_RECORD) && !defined(BROADCAST)
+          if
+          :: d != least && d != SKIPPED + least -> assert(has_skipped == least); d = SKIPPED + least
+          :: else
+          fi;
 #endif
-           fi;
-           d = 0
-        fi;
-        e = 0; n = 0
-     :: else ->
-        n = 0;
-        woken[SERVER]
+          assert(d == least || d == SKIPPED + least);
+          assert(noted == least - 1 || (noted == least - 2 && has_skipped == least - 1));
+          d = 0
+        };
+        noted = least;
+        atomic {
+          if :: word[f] == W(LEFT, 0, least) -> word[f] = FREE :: else fi;
+          WAKE_WORKER
+        };
+        f = 0;
+        goto look
+     :: else
+     fi;
+     least = 0;
+#ifndef BROADCAST
+     // What was not found is skipped.
+     if
+     :: noted < last ->
+        atomic {
+#ifdef PASSED_AGAIN
+          last = passed;
+#endif
+          assert(noted == last - 1 && has_skipped == last);
+          noted = last;
+          WAKE_WORKER
+        }
+     :: else
+     fi;
+#endif
+     last = 0;
+     if
+     :: noted == ITEMS
+     :: else -> woken[SERVER]
      fi
   od
 }
