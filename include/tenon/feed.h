@@ -495,8 +495,9 @@ typedef struct tenon_attached_info {
 TENON_API void tenon_attached_describe(tenon_attached* attached, tenon_attached_info* out);
 /* Of its batches: a new reference. */
 TENON_API tenon_schema* tenon_attached_schema(tenon_attached* attached);
-/* Begins a loop over one epoch, or over what is left of it. Fails with CLOSED (the feed is not served any
- * more, and nothing is left; tenon_attached_close was called), OWNER_DIED (a loop was told that before). */
+/* Begins a loop over one epoch, or over what is left of it. Waits for nothing, or for a moment. Fails with
+ * CLOSED (the feed is not served any more, and nothing is left; tenon_attached_close was called), OWNER_DIED (a
+ * loop was told that before), VALUE (another thread waits in tenon_attached_next). */
 TENON_API tenon_status tenon_attached_begin(tenon_attached* attached, tenon_error* error);
 /* The next batch of the loop, at most after timeout_ns (< 0: no limit). At the end of the loop *out is
  * NULL, and the status is OK. Fails with TIMEOUT (the message names what it waited for; nothing was
@@ -507,7 +508,8 @@ TENON_API tenon_status tenon_attached_next(tenon_attached* attached, int64_t tim
 /* The last failure of tenon_attached_next. */
 TENON_API void tenon_attached_failure_get(tenon_attached* attached, tenon_feed_failure* out);
 /* Before the first loop: the feed is to begin at this position, with these states of its generator, as
- * tenon_feed_resume. See tenon_feed_serve_wanted. Fails with VALUE (a loop has begun). */
+ * tenon_feed_resume. See tenon_feed_serve_wanted. Fails with VALUE (a loop has begun; another thread waits in
+ * tenon_attached_next). */
 TENON_API tenon_status tenon_attached_resume(tenon_attached* attached, const tenon_feed_place* place,
                                              const tenon_worker_state* states, const int32_t ranks[2],
                                              tenon_error* error);

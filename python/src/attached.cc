@@ -94,6 +94,7 @@ class NativeAttached {
     place.ignored_index = ignored_index ? 1 : 0;
     const std::vector<tenon_worker_state> described = worker_states(states);
     const int32_t both[2] = {ranks.first, ranks.second};
+    const nb::gil_scoped_release released;
     call(tenon_attached_resume, handle_.get(), &place, described.data(), both);
   }
 

@@ -17,6 +17,8 @@
 namespace tenon::impl {
 namespace {
 
+constexpr int64_t kBriefNs = 50'000'000;  // of calls that wait for no batch
+
 std::byte* base_of(const Control& control) noexcept { return reinterpret_cast<std::byte*>(control.served()); }
 
 // A checked copy.
@@ -206,8 +208,6 @@ bool AttachedFeed::has_left() const noexcept {
   return (!has_joined_ || round.base > ended_) && is_open(next_number(round)) != Open::kNo;
 }
 
-// The word is announced, then the round is read. The server makes the version odd, then looks at the words.
-// So one of them sees the other. The phase changes with the round, while the version is odd.
 Ref<Array> AttachedFeed::pack_wanted(CursorRecord& own) {
   const std::vector<WorkerState>& states = wanted_->first.states;
   store(own.states, static_cast<int32_t>(states.size()));
@@ -224,8 +224,11 @@ Ref<Array> AttachedFeed::pack_wanted(CursorRecord& own) {
   return shared;
 }
 
-void AttachedFeed::join() {
-  const uint32_t p = slots_->place();
+// The word is announced, then the round is read. The server makes the version odd, then looks at the words.
+// So one of them sees the other. The phase changes with the round, while the version is odd.
+//
+// The first step: from now on no round begins without this consumer.
+void AttachedFeed::announce_join() {
   bool has_wanted = false;
   {
     const std::scoped_lock lock(noting_);
@@ -242,17 +245,16 @@ void AttachedFeed::join() {
       has_wanted = true;
     }
   }
-  ends_.begin_join(p, has_wanted);
-  Tickets::Round round;
-  ServedPhase seen{};
-  const auto read = [&] {
-    Tickets::Round again;
-    if (!tickets_.read_round(round)) return is_closed() || !ends_.is_server_alive();
-    seen = phase();
-    return (tickets_.read_round(again) && again.base == round.base) || !ends_.is_server_alive();
-  };
-  (void)ends_.sleep(p, slots_->control().shared().settled, Deadline(-1), read,
-                    [&](auto add) { add(impl::look(ends_.state().server)); });
+  ends_.begin_join(slots_->place(), has_wanted);
+  has_announced_ = true;
+}
+
+// The second step. False: the server writes the round now, or has written it meanwhile.
+bool AttachedFeed::end_join() {
+  Tickets::Round round, again;
+  if (!tickets_.read_round(round)) return false;
+  const ServedPhase seen = phase();
+  if (!tickets_.read_round(again) || again.base != round.base) return false;
   cursor_ = observe(own_record().cursor);
   has_joined_ = true;
   // What is left of a round that others were told the end of, or that belongs to the serving before, is for
@@ -265,18 +267,31 @@ void AttachedFeed::join() {
     is_of_others = is_of_others || front == Tickets::Look::kEnd || front == Tickets::Look::kFailure;
   }
   ended_ = is_of_others ? round.base : 0;
-  ends_.end_join(p, ended_);
+  ends_.end_join(slots_->place(), ended_);
+  return true;
 }
 
+std::unique_lock<TimedMutex> AttachedFeed::lock_taking() {
+  check_open();  // in a forked child, a thread of the parent may have the lock
+  if (!taking_.lock_within(kBriefNs))
+    throw_error(Code::kValue, "another thread waits for a batch of feed '", name_, "'");
+  return {taking_, std::adopt_lock};
+}
+
+// A server that is stopped while it writes the round holds up the second step of the join: the loop takes it
+// then, in next().
 void AttachedFeed::begin() {
-  (void)taking_.lock_within(-1);
-  const std::unique_lock<TimedMutex> locked(taking_, std::adopt_lock);
+  const std::unique_lock<TimedMutex> locked = lock_taking();
   check_open();
   if (has_died_) throw_died();
   is_late_ = phase() == ServedPhase::kOver;
   if (is_late_ && !has_left()) throw_served_no_more();
   if (!has_joined_) {
-    join();
+    if (!has_announced_) announce_join();
+    (void)ends_.sleep(
+        slots_->place(), slots_->control().shared().settled, Deadline(kBriefNs),
+        [&] { return is_closed() || end_join() || !ends_.is_server_alive(); },
+        [&](auto add) { add(impl::look(ends_.state().server)); });
   } else if (Tickets::Round round;
              phase() == ServedPhase::kGathering && tickets_.read_round(round) && round.base > ended_) {
     round_ = round;  // it belongs to the serving before
@@ -301,6 +316,7 @@ AttachedFeed::Step AttachedFeed::over() {
 
 // Waits for nothing.
 AttachedFeed::Step AttachedFeed::look(Ref<Batch>& batch) {
+  if (!has_joined_ && !end_join()) return Step::kWait;
   const ServedPhase seen = phase();  // before the round: of a serving that is over, no other one begins
   Tickets::Round round;
   if (!tickets_.read_round(round)) return Step::kWait;
@@ -560,6 +576,7 @@ void AttachedFeed::throw_failure(uint64_t number, const TicketFailure& f) {
 bool AttachedFeed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   batch = {};
   const Deadline deadline(timeout_ns);
+  check_open();  // as in lock_taking()
   if (!taking_.lock_within(timeout_ns)) return false;
   const std::unique_lock<TimedMutex> locked(taking_, std::adopt_lock);
   check_open();
@@ -623,10 +640,9 @@ std::string AttachedFeed::waiting_text() const {
 // ---------------------------------------------------------------------------------------- positions
 
 void AttachedFeed::resume(const FeedPosition& position, int32_t rank, int32_t world_size) {
-  (void)taking_.lock_within(-1);
-  const std::unique_lock<TimedMutex> locked(taking_, std::adopt_lock);
+  const std::unique_lock<TimedMutex> locked = lock_taking();
   check_open();
-  if (has_joined_) throw_error(Code::kValue, "a loop over feed '", name_, "' has begun");
+  if (has_announced_) throw_error(Code::kValue, "a loop over feed '", name_, "' has begun");
   const FeedHead& head = slots_->control().head();
   const size_t workers = head.has(kHasStates) ? static_cast<size_t>(head.workers) : 0;
   if (!position.states.empty() && position.states.size() != workers)
@@ -680,7 +696,7 @@ void AttachedFeed::close() noexcept {
   for (Event* const event : {&shared.settled, &shared.room}) event->signal_all();  // for a thread in next()
   (void)taking_.lock_within(-1);
   const std::unique_lock<TimedMutex> locked(taking_, std::adopt_lock);
-  if (has_joined_) ends_.leave(slots_->place());
+  if (has_announced_) ends_.leave(slots_->place());
   Attached::instance().remove(&ends_.state());
 }
 

@@ -98,8 +98,9 @@ class AttachedFeed {
 
   const AttachedSlots& slots() const noexcept { return *slots_; }
 
-  // Begins a loop. Fails with kClosed (the feed is not served any more, and nothing is left of what was; or
-  // close() was called), kOwnerDied (the last loop has failed so).
+  // Begins a loop. It waits for nothing but, for a moment, the server that begins a round. Fails with kClosed
+  // (the feed is not served any more, and nothing is left of what was; or close() was called), kOwnerDied (the
+  // last loop has failed so), kValue (another thread waits in next()).
   void begin();
   // False: the time has passed, and nothing was taken. batch is null when the loop is over. Fails with kOp
   // (the generator has failed at this batch: failure(); the loop is over), kOwnerDied (nothing more is ready,
@@ -109,7 +110,7 @@ class AttachedFeed {
   std::string waiting_text() const;
 
   // The feed is to begin at this position, if it has not begun when this consumer's first loop does. Fails
-  // with kValue (a loop has begun; states of another number of workers).
+  // with kValue (a loop has begun; states of another number of workers; as begin()).
   void resume(const FeedPosition& position, int32_t rank, int32_t world_size);
   // Behind the last batch that was delivered here. Fails with kNotFound: none was, or the states are not
   // known. is_gap: other consumers have got batches between those that were delivered here.
@@ -150,8 +151,12 @@ class AttachedFeed {
   Open is_open(uint64_t number) const noexcept;
   bool has_left() const noexcept;
 
+  // Fails with kValue: another thread is in next(), and waits.
+  std::unique_lock<TimedMutex> lock_taking();
+
   // The rest: of the thread that has taking_.
-  void join();
+  void announce_join();
+  bool end_join();
   Step look(Ref<Batch>& batch);
   Step look_at_front(Ref<Batch>& batch);
   Step end_loop(bool is_told);
@@ -187,6 +192,7 @@ class AttachedFeed {
 
   TimedMutex taking_;
   // Guarded by taking_.
+  bool has_announced_ = false;  // it joins: has_joined_ follows
   bool has_joined_ = false;
   bool has_died_ = false;   // the feed's process, as a loop was told
   bool is_over_ = true;     // no loop goes on

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 #include <thread>
@@ -584,6 +585,52 @@ TEST(AttachedFeed, CloseEndsAWaitOfAnotherThread) {
   feed.close();
   waiter.join();
   EXPECT_EQ(code, Code::kClosed);
+}
+
+// The server may be stopped while it writes a round.
+TEST(AttachedFeed, AServerThatIsStoppedInARoundHoldsUpNoCallWithoutLimit) {
+  Served served(20);
+  served.feed->serve({.consumers = 1});
+  AttachedFeed feed(served.name);
+  FeedShared& shared = feed.slots().control().shared();
+  announce(shared.round.version, observe(shared.round.version) + 1);
+  std::promise<void> has_begun;
+  std::thread beginner([&] {
+    feed.begin();
+    has_begun.set_value();
+  });
+  const bool is_in_time =
+      has_begun.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+  Ref<Batch> batch;
+  if (is_in_time) {
+    EXPECT_EQ(feed.describe().consumers, 1U);
+    EXPECT_FALSE(feed.next(20'000'000, batch));
+    EXPECT_EQ(code_of([&] { feed.resume({}, 0, 1); }), Code::kValue) << "a loop has begun";
+  }
+  announce(shared.round.version, observe(shared.round.version) + 1);
+  shared.settled.signal_all();
+  beginner.join();
+  ASSERT_TRUE(is_in_time);
+  EXPECT_FALSE(feed.next(20'000'000, batch));
+  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
+  served.feed->serve_next();
+  EXPECT_EQ(take(feed)->ticket().index, 0U);
+}
+
+TEST(AttachedFeed, ALoopIsNotBegunWhileAnotherThreadWaits) {
+  Served served(20);
+  served.feed->serve({.consumers = 2});
+  AttachedFeed feed(served.name);
+  feed.begin();
+  std::thread waiter([&] {
+    Ref<Batch> batch;
+    EXPECT_EQ(code_of([&] { (void)feed.next(-1, batch); }), Code::kClosed);
+  });
+  std::string text;
+  while (code_of([&] { feed.begin(); }, &text) != Code::kValue) std::this_thread::yield();
+  EXPECT_NE(text.find("another thread waits for a batch"), std::string::npos) << text;
+  feed.close();
+  waiter.join();
 }
 
 // Of a batch that is ready: what another process may have written.
