@@ -27,7 +27,9 @@ FeedHead read_head(const Segment& segment) {
   FeedHead head{};
   std::memcpy(&head, base_of(segment.control()) + ServedState::end_at(slots), sizeof head);
   check_head(head, segment.data_nbytes());
-  if (!head.parts.is_served() || static_cast<uint32_t>(head.most) != slots ||
+  head.generator[sizeof head.generator - 1] = '\0';
+  const uint64_t mapped = segment.header().feed_pages * kPage;
+  if (!head.parts.is_served() || head.parts.nbytes > mapped || static_cast<uint32_t>(head.most) != slots ||
       head.nbytes > segment.data_nbytes() || head.slots_at % kPage != 0) {
     throw_error(Code::kValue, "it has ", head.most, " slots, and its segment says ", slots);
   }
@@ -259,7 +261,8 @@ bool AttachedFeed::end_join() {
   has_joined_ = true;
   // What is left of a round that others were told the end of, or that belongs to the serving before, is for
   // them.
-  bool is_of_others = seen == ServedPhase::kGathering || seen == ServedPhase::kUnserved;
+  const bool is_gathering = seen == ServedPhase::kGathering || seen == ServedPhase::kUnserved;
+  bool is_of_others = is_gathering;
   if (observe(ends_.state().told) == round.base) {
     const uint64_t number = next_number(round);
     const Tickets::Look::Kind front =
@@ -267,7 +270,7 @@ bool AttachedFeed::end_join() {
     is_of_others = is_of_others || front == Tickets::Look::kEnd || front == Tickets::Look::kFailure;
   }
   ended_ = is_of_others ? round.base : 0;
-  ends_.end_join(slots_->place(), ended_);
+  ends_.end_join(slots_->place(), ended_, is_gathering);
   return true;
 }
 
@@ -327,10 +330,12 @@ AttachedFeed::Step AttachedFeed::look(Ref<Batch>& batch) {
       if (is_late_) throw_served_no_more();
       return Step::kOver;
     }
-    round_ = round;
-    next_own_ = 0;
-    has_looked_for_states_ = !slots_->control().head().has(kHasStates);
-    cursor_ = std::max(cursor_, round.base - 1);
+    if (round.base != round_.base) {  // else the loop goes on where the last one was left
+      round_ = round;
+      next_own_ = 0;
+      has_looked_for_states_ = !slots_->control().head().has(kHasStates);
+      cursor_ = std::max(cursor_, round.base - 1);
+    }
     is_in_round_.store(true, std::memory_order_relaxed);
   } else if (round.base != round_.base) {
     return over();  // the rest of it is past
@@ -455,6 +460,11 @@ void AttachedFeed::note_state(uint32_t slot, uint64_t number) {
   states_[worker] = {std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end()), number};
 }
 
+static WorkerState state_of(KnownState& known) {
+  if (known.number == 0) return {};
+  return {std::make_shared<const std::vector<std::byte>>(std::move(known.bytes)), known.number};
+}
+
 // The states after what others have received before this consumer. The server notes them in order; what it
 // has not noted lies in the slots. False: it writes them now.
 bool AttachedFeed::learn_states() {
@@ -469,12 +479,7 @@ bool AttachedFeed::learn_states() {
       continue;
     }
     states_.clear();
-    for (KnownState& known : noted) {
-      const bool is_first = known.number == 0;
-      states_.push_back(
-          {is_first ? nullptr : std::make_shared<const std::vector<std::byte>>(std::move(known.bytes)),
-           known.number});
-    }
+    for (KnownState& known : noted) states_.push_back(state_of(known));
     const uint64_t next = next_number(round_);
     if (last >= next) {
       if (!is_broadcast_) continue;  // others have received more
@@ -482,10 +487,11 @@ bool AttachedFeed::learn_states() {
         pass(last);
         return true;
       }
-      if (!read_starts()) states_.clear();
-      return true;
+      return read_starts();
     }
-    for (uint64_t number = last + 1; number < next; ++number) {
+    // Those before have no entries any more, so they are not there.
+    const uint64_t first = std::max(last + 1, next - std::min(next, table.entries()));
+    for (uint64_t number = first; number < next; ++number) {
       const uint32_t slot = table.slot_of(number);
       if (slot != SlotTable::kNone && impl::look(control.record(slot).number) == number)
         note_state(slot, number);
@@ -495,24 +501,12 @@ bool AttachedFeed::learn_states() {
   return false;
 }
 
-// Those with which the round began. False: a worker has begun anew since.
+// Those with which the round began.
 bool AttachedFeed::read_starts() {
-  const FeedControl& control = slots_->control();
   for (size_t worker = 0; worker < states_.size(); ++worker) {
-    const auto loop = static_cast<int32_t>(worker);
-    const LoopRecord::Start& start = control.loop(loop).start;
-    const std::span<std::atomic<uint64_t>> words = control.start_words(loop);
-    // pairs with: write_start, "a start state"
-    const uint64_t version = observe(start.version), number = impl::look(start.number);
-    std::vector<std::byte> bytes(std::min<uint64_t>(impl::look(start.nbytes), words.size_bytes()));
-    for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
-      // pairs with: write_words, "a word of a state"
-      const uint64_t word = words[at / sizeof(uint64_t)].load(std::memory_order_acquire);
-      std::memcpy(bytes.data() + at, &word, std::min(sizeof word, bytes.size() - at));
-    }
-    if (version % 2 != 0 || observe(start.version) != version || number >= round_.base) return false;
-    states_[worker] = {
-        number == 0 ? nullptr : std::make_shared<const std::vector<std::byte>>(std::move(bytes)), number};
+    KnownState known;
+    if (!tickets_.read_start(static_cast<int32_t>(worker), known)) return false;
+    states_[worker] = state_of(known);
   }
   return true;
 }
@@ -657,8 +651,6 @@ FeedPosition AttachedFeed::state(bool* is_gap) const {
   *is_gap = has_gap_;
   if (wanted_) return wanted_->first;
   if (!delivered_) throw_error(Code::kNotFound, "feed '", name_, "' has delivered no batch here yet");
-  if (delivered_->states.empty() && slots_->control().head().has(kHasStates))
-    throw_error(Code::kNotFound, "the states of the workers of feed '", name_, "' are not known here");
   return *delivered_;
 }
 

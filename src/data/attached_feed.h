@@ -112,8 +112,7 @@ class AttachedFeed {
   // The feed is to begin at this position, if it has not begun when this consumer's first loop does. Fails
   // with kValue (a loop has begun; states of another number of workers; as begin()).
   void resume(const FeedPosition& position, int32_t rank, int32_t world_size);
-  // Behind the last batch that was delivered here. Fails with kNotFound: none was, or the states are not
-  // known. is_gap: other consumers have got batches between those that were delivered here.
+  // Behind the last batch that was delivered here. Fails with kNotFound: none was. is_gap: other consumers have got batches between those that were delivered here.
   FeedPosition state(bool* is_gap) const;
   // Details of the last failure of next().
   tenon_feed_failure failure() const;
@@ -202,7 +201,7 @@ class AttachedFeed {
   Tickets::Round round_;    // of the loop, if is_in_round_
   uint64_t ended_ = 0;      // the base of the last round that it takes no more part in
   uint64_t cursor_ = 0;     // of a broadcast: the last number that it has received or passed
-  // By worker, after the last batch of each that was received here; empty: not known.
+  // By worker, after the last batch of each that was received here.
   std::vector<WorkerState> states_;
   bool has_looked_for_states_ = false;  // in this round
   Ref<Array> wanted_states_;            // until a batch comes

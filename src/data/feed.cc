@@ -155,6 +155,7 @@ void Feed::check_process() const {
 
 void Feed::begin() {
   check_process();
+  const std::scoped_lock served(serving_);
   check_not_served();
   const std::scoped_lock lock(staging_);
   if (!ahead_.empty()) end_at_consumer();
@@ -167,6 +168,8 @@ void Feed::begin() {
 
 void Feed::end() {
   if (process_.is_child()) return;
+  const std::scoped_lock served(serving_);
+  if (is_serving_) return;  // the round is that of consumers in other processes
   const std::scoped_lock lock(staging_);
   end_at_consumer();
 }
@@ -231,8 +234,10 @@ bool Feed::give_up_hung(bool has_waited) {
 
 TicketRing::NextBatch Feed::take_next(int64_t timeout_ns, TicketRing::Delivery& item) {
   const TicketRing::NextBatch outcome = workers_->queue().next(timeout_ns, item);
-  if (outcome != TicketRing::NextBatch::kBatch || workers_->processes() == nullptr) return outcome;
-  workers_->note_delivery(item.ticket);
+  // Worker processes, and consumers, have the slots mapped.
+  const bool is_shared = workers_->processes() != nullptr || workers_->slots().served() != nullptr;
+  if (outcome != TicketRing::NextBatch::kBatch || !is_shared) return outcome;
+  if (workers_->processes() != nullptr) workers_->note_delivery(item.ticket);
   // What other processes have written into the slot since the worker has checked it.
   Slots& slots = workers_->slots();
   const SchemaField* const wrong =

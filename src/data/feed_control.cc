@@ -59,6 +59,7 @@ FeedLayout FeedLayout::of(int32_t most, int32_t loops, int32_t workers, uint64_t
   layout.schema_nbytes = schema_nbytes;
   if (is_served) {
     layout.noted_at = places.take(static_cast<uint64_t>(workers), state_nbytes);
+    layout.again_at = places.take(static_cast<uint64_t>(workers), state_nbytes);
     layout.note_at = places.take(1, kNoteNbytes);
   }
   layout.nbytes = round_up(places.take(0, 0), kPage);

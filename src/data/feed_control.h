@@ -54,9 +54,10 @@ struct FeedLayout {
   uint64_t starts_at = 0;
   uint64_t schema_at = 0;
   uint64_t schema_nbytes = 0;
-  uint64_t noted_at = 0;  // in a segment, as the next one
-  uint64_t note_at = 0;   // of kNoteNbytes
-  uint64_t nbytes = 0;    // of all; a multiple of the page size
+  uint64_t noted_at = 0;  // in a segment, as the next two
+  uint64_t again_at = 0;
+  uint64_t note_at = 0;  // of kNoteNbytes
+  uint64_t nbytes = 0;   // of all; a multiple of the page size
 
   // Of a feed whose slots are at most so many. Fails with kValue (overflow).
   static FeedLayout of(int32_t most, int32_t loops, int32_t workers, uint64_t state_nbytes,
@@ -169,6 +170,10 @@ struct alignas(64) LoopRecord {
   // The last state of the worker that the server of a feed has noted. ServedState::noting is odd while they
   // are written.
   Start noted;
+  // Of a feed that may be served: with which a new process of the worker begins in the round with this base.
+  // The start of the round stays: a consumer may come to its first batch later.
+  Start again;
+  std::atomic<uint64_t> again_in;
 };
 
 // Copies the head once: a process that writes elsewhere than it should does not change where this one reads.
@@ -200,17 +205,15 @@ class FeedControl {
   // Requires that the slot and the loop exist.
   SlotRecord& record(uint32_t slot) const noexcept { return at<SlotRecord>(head_->parts.records_at)[slot]; }
   LoopRecord& loop(int32_t number) const noexcept { return at<LoopRecord>(head_->parts.loops_at)[number]; }
-  // Of the start state of a worker.
+  // The bytes of LoopRecord::start, noted and again.
   std::span<std::atomic<uint64_t>> start_words(int32_t worker) const noexcept {
-    const uint64_t nbytes = head_->layout.state_nbytes;
-    return {at<std::atomic<uint64_t>>(head_->parts.starts_at + static_cast<uint64_t>(worker) * nbytes),
-            nbytes / sizeof(uint64_t)};
+    return state_words(head_->parts.starts_at, worker);
   }
-  // Of the noted state of a worker.
   std::span<std::atomic<uint64_t>> noted_words(int32_t worker) const noexcept {
-    const uint64_t nbytes = head_->layout.state_nbytes;
-    return {at<std::atomic<uint64_t>>(head_->parts.noted_at + static_cast<uint64_t>(worker) * nbytes),
-            nbytes / sizeof(uint64_t)};
+    return state_words(head_->parts.noted_at, worker);
+  }
+  std::span<std::atomic<uint64_t>> again_words(int32_t worker) const noexcept {
+    return state_words(head_->parts.again_at, worker);
   }
   std::span<const std::byte> schema() const noexcept {
     return {base_ + head_->parts.schema_at, head_->parts.schema_nbytes};
@@ -220,6 +223,11 @@ class FeedControl {
   template <class T>
   T* at(uint64_t offset) const noexcept {
     return reinterpret_cast<T*>(base_ + offset);
+  }
+  std::span<std::atomic<uint64_t>> state_words(uint64_t states_at, int32_t worker) const noexcept {
+    const uint64_t nbytes = head_->layout.state_nbytes;
+    return {at<std::atomic<uint64_t>>(states_at + static_cast<uint64_t>(worker) * nbytes),
+            nbytes / sizeof(uint64_t)};
   }
 
   std::byte* base_ = nullptr;

@@ -58,8 +58,6 @@ void Feed::serve(const ServeOptions& options) {
     std::memcpy(slots.control().base() + parts.note_at, options.note.data(), options.note.size());
     state->note_at = parts.note_at;
     state->note_nbytes = options.note.size();
-    state->description_at = parts.schema_at;
-    state->description_nbytes = parts.schema_nbytes;
     store(state->tokens, static_cast<uint32_t>(tokens));
     publish(state->mode, options.mode);
     try {
@@ -85,7 +83,10 @@ void Feed::read_wanted() {
   const ServedState& state = *workers_->slots().served();
   ends().visit_consumers([&](uint32_t place) {
     const CursorRecord& record = state.records[place];
-    if ((observe(record.word) & CursorRecord::kHasWanted) == 0) return;
+    const auto has_wanted = [&] {
+      return (observe(record.word) & CursorRecord::kHasWanted) != 0 && ends().is_alive(place);
+    };
+    if (!has_wanted()) return;
     ServeWanted wanted;
     wanted.position.epoch = look(record.epoch);
     wanted.position.place = look(record.place);
@@ -96,9 +97,14 @@ void Feed::read_wanted() {
     if (const int32_t states = look(record.states); states > 0) {
       const std::span<const std::byte> handle(
           record.handle, std::min<size_t>(look(record.handle_nbytes), sizeof record.handle));
-      const Ref<Array> packed = Segments::instance().open(handle);
-      wanted.position.states =
-          unpack_states({packed->data(), bytes_in(*packed)}, static_cast<size_t>(states));
+      try {
+        const Ref<Array> packed = Segments::instance().open(handle);
+        wanted.position.states =
+            unpack_states({packed->data(), bytes_in(*packed)}, static_cast<size_t>(states));
+      } catch (const Error&) {
+        if (has_wanted()) throw;
+        return;  // the consumer has ended, and its array with it
+      }
     }
     wanted_.push_back(std::move(wanted));
   });
@@ -125,8 +131,11 @@ ServeReport Feed::look_at_serving() {
   if (!is_serving_ || workers_->is_dismissed()) {
     report.what = ServeWhat::kOver;
     report.batches = look(state.delivered);
-    const uint64_t closing = observe(state.closing);  // 0: no round was begun
-    for (uint64_t n = ends.table().passed() + 1; n < closing; ++n)
+    const SlotTable& table = ends.table();
+    const uint64_t passed = table.passed();
+    const uint64_t closing =
+        std::min(observe(state.closing), passed + 1 + table.entries());  // 0: no round was begun
+    for (uint64_t n = passed + 1; n < closing; ++n)
       report.batches += workers_->queue().look_at(n).kind == Tickets::Look::kBatch ? 1 : 0;
     return report;
   }
@@ -182,8 +191,14 @@ ServeReport Feed::serve_wait(int64_t timeout_ns) {
     Event& event = needs_slot ? slots.control().shared().room : ends.state().ends;
     (void)ends.sleep(
         slots.self(), event, Deadline(left),
-        [&] { return impl::look(signals) != seen || (needs_slot && slots.has_free()); },
+        [&] {
+          if (impl::look(signals) != seen || (needs_slot && slots.has_free())) return true;
+          const std::scoped_lock lock(serving_);
+          report = look_at_serving();
+          return report.what != ServeWhat::kNothing;
+        },
         [&](auto add) { ends.visit_consumers(add); });
+    if (report.what != ServeWhat::kNothing) return report;
   }
 }
 
@@ -205,6 +220,7 @@ void Feed::begin_served_round() {
                                      [&](const Tickets::Round& next) {
                                        store(state.closing, uint64_t{0});
                                        if (look(state.first_number) == 0) {
+                                         ends.drop_wanted();
                                          store(state.first_epoch, next.epoch);
                                          store(state.first_place, next.begin);
                                          publish(state.first_number, next.base);
@@ -231,7 +247,14 @@ void Feed::serve_end() noexcept {
   const TicketRing::RoundView view = workers_->queue().view_round();
   const uint64_t tokens = look(state.tokens), held = std::min<uint64_t>(ends.held(), tokens);
   const uint64_t passed = table.passed();
-  uint64_t closing = passed + 1 + std::min(view.ready, tokens - held);
+  uint64_t closing = passed + 1, left = std::min(view.ready, tokens - held);
+  for (uint64_t n = closing; left > 0 && n <= passed + table.entries(); ++n) {
+    const Tickets::Look::Kind kind = workers_->queue().look_at(n).kind;
+    if (kind == Tickets::Look::kSkip) continue;
+    if (kind != Tickets::Look::kBatch) break;
+    closing = n + 1;
+    --left;
+  }
   announce(state.closing, closing | ServedState::kProvisional);
   ends.visit_consumers(
       [&](uint32_t place) { closing = std::max(closing, observe(state.records[place].cursor) + 1); });

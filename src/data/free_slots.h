@@ -40,7 +40,8 @@ class FreeSlots {
   const SlotTable& table() const noexcept { return table_; }
   // The numbers of all slots are smaller than this.
   int32_t made() const noexcept {
-    return std::min(static_cast<int32_t>(observe(control_.shared().made)), control_.head().most);
+    const auto most = static_cast<uint32_t>(control_.head().most);
+    return static_cast<int32_t>(std::min(observe(control_.shared().made), most));
   }
 
   // A free slot, if possible the one that was given last; waits for one. kNone: there was none in this time.

@@ -142,6 +142,8 @@ void Slots::make_segment(FeedHead head, std::string_view schema) {
   head.file_at = file_at_;
   head.slots_at = slots_at_;
   store(served()->noted, ServedState::kNoStates);  // until it is served
+  served()->description_at = head.parts.schema_at;
+  served()->description_nbytes = head.parts.schema_nbytes;
   set_control(FeedControl::make(memory_, head, schema, true), segment_->participant().index());
 }
 

@@ -80,8 +80,8 @@ void TicketRing::read_notes(uint32_t slot, uint64_t number) noexcept {
 void TicketRing::set_states(const std::vector<WorkerState>& states) {
   for (size_t i = 0; i < states_.size(); ++i) {
     const WorkerState state = i < states.size() ? states[i] : WorkerState();
-    states_[i].bytes = state.bytes ? *state.bytes : std::vector<std::byte>();
-    states_[i].bytes.reserve(layout_.state_nbytes);
+    const std::vector<std::byte> none, &bytes = state.bytes ? *state.bytes : none;
+    states_[i].bytes.assign(bytes.begin(), bytes.end());
     states_[i].number = state.number;
     states_[i].shared = state.bytes;
   }
@@ -108,22 +108,25 @@ void write_words(std::span<std::atomic<uint64_t>> to, std::span<const std::byte>
   }
 }
 
+void write_state(LoopRecord::Start& cell, std::span<std::atomic<uint64_t>> words, uint64_t number,
+                 std::span<const std::byte> bytes) noexcept {
+  if (observe(cell.number) == number) return;
+  const uint64_t version = observe(cell.version);
+  // pairs with: read_state, "a state of a worker"
+  announce(cell.version, version + 1);
+  write_words(words, bytes);
+  impl::publish(cell.nbytes, uint64_t{bytes.size()});
+  impl::publish(cell.number, number);
+  // pairs with: read_state, "a state of a worker"
+  announce(cell.version, version + 2);
+}
+
 }  // namespace
 
 // While the version of the round is odd, after its base was stored; or while the worker does not run.
 void TicketRing::write_start(uint64_t worker, uint64_t number, std::span<const std::byte> bytes) noexcept {
   const auto loop = static_cast<int32_t>(worker);
-  LoopRecord::Start& start = control_.loop(loop).start;
-  const std::span<std::atomic<uint64_t>> words = control_.start_words(loop);
-  if (observe(start.number) == number) return;
-  const uint64_t version = observe(start.version);
-  // pairs with: start_state, "a start state"
-  announce(start.version, version + 1);
-  write_words(words, bytes);
-  impl::publish(start.nbytes, uint64_t{bytes.size()});
-  impl::publish(start.number, number);
-  // pairs with: start_state, "a start state"
-  announce(start.version, version + 2);
+  write_state(control_.loop(loop).start, control_.start_words(loop), number, bytes);
 }
 
 // Begins a round of so many tickets.
@@ -195,18 +198,23 @@ bool TicketRing::begin_round(const Beginning& beginning) {
   bool is_resumed = is_resumed_;
   if (has_start_) {
     is_resumed = is_resumed || has_begun_ || start_.epoch != 0 || start_.place != 0;
-    set_states(start_.states);
     round.epoch = start_.epoch;
     round.begin = start_.place;
     round.first_worker = static_cast<uint64_t>(start_.worker);
   }
   round.flags = is_resumed ? uint64_t{TENON_RESUMED} : 0;
-  const uint64_t end = order_.end(round.begin);
-  if (!change_round(round, end == Order::kNoEnd ? Order::kNoEnd : end - round.begin, beginning)) return false;
+  const uint64_t end = order_.end(round.begin), length = end == Order::kNoEnd ? end : end - round.begin;
+  const auto may = [&](uint64_t base) {
+    if (beginning.may && !beginning.may(base)) return false;
+    if (has_start_) set_states(start_.states);  // there is room for each
+    return true;
+  };
+  if (!change_round(round, length, {may, beginning.note})) return false;
   epoch_ = round.epoch;
   is_resumed_ = is_resumed;
   has_start_ = false;
   has_begun_ = is_active_ = true;
+  is_of_others_ = false;
   return true;
 }
 
@@ -255,9 +263,12 @@ void TicketRing::note_past() noexcept {
 
 void TicketRing::begin_serving() {
   const std::scoped_lock lock(consuming_);
-  note_received();  // after an earlier serving
+  // Consumers of an earlier serving may still receive what it has left. They are noted later, unless the
+  // feed's own consumer has begun a round since.
+  note_received();
   ServedState& state = *slots_->served();
-  announce(state.noted, control_.head().has(kHasStates) ? table_.passed() : ServedState::kNoStates);
+  if (control_.head().has(kHasStates) && observe(state.noted) == ServedState::kNoStates)
+    announce(state.noted, table_.passed());
 }
 
 // What is left of the last round is past.
@@ -266,13 +277,17 @@ bool TicketRing::begin_served(std::function<bool(uint64_t base)> may,
   const std::scoped_lock lock(consuming_);
   if (is_stopped()) throw_error(Code::kClosed, "the feed is closed");
   note_received();
-  uint32_t slot = SlotTable::kNone;
-  const Front front = is_active_ ? look_at_front(&slot) : Front::kPending;
-  const bool has_end = (front == Front::kEnd && next_ != round_.limit) || front == Front::kFailure;
-  const uint64_t end = next_;
+  // All consumers have ended the last round, so what they have received, and how it ended, is known now.
+  const auto end_last = [&] {
+    note_received();
+    uint32_t slot = SlotTable::kNone;
+    const Front front = is_active_ ? look_at_front(&slot) : Front::kPending;
+    const bool has_end = (front == Front::kEnd && next_ != round_.limit) || front == Front::kFailure;
+    if (has_end && slot != SlotTable::kNone) read_notes(slot, next_);
+  };
   if (!begin_round({[&](uint64_t base) {
                       if (!may(base)) return false;
-                      if (has_end && slot != SlotTable::kNone) read_notes(slot, end);
+                      end_last();
                       return true;
                     },
                     [&](const Round& next) {
@@ -281,6 +296,7 @@ bool TicketRing::begin_served(std::function<bool(uint64_t base)> may,
                     }})) {
     return false;
   }
+  is_of_others_ = true;
   end_waiting();
   notify_consumers();
   return true;
@@ -360,6 +376,7 @@ bool TicketRing::give_up(int64_t longer_than_ns, bool skips, const TicketFailure
   if (slot == SlotTable::kNone || now_ns() - look(record(slot).since_ns) < longer_than_ns) return false;
   if (!table_.leave(slot, next_)) return false;  // it has just been settled
   if (skips) {
+    table_.skip(next_, slot);  // for each consumer
     shared().skipped.fetch_add(1, std::memory_order_relaxed);
     pass_front();
   } else {
@@ -407,7 +424,7 @@ bool TicketRing::abandon(const Ticket& ticket, const Ticket& again, uint32_t hol
 
 void TicketRing::end() {
   const std::scoped_lock lock(consuming_);
-  if (is_active_) end_epoch();
+  if (is_own()) end_epoch();
   notify_consumers();
 }
 
@@ -482,21 +499,31 @@ bool TicketRing::reclaim(int32_t loop, const std::function<void(const Ticket& ti
 }
 
 // A new process begins after the last ticket of its worker that was filled, also if no consumer has it yet.
+// In a feed that is served, others receive meanwhile: but no state is lost before it is noted here, under
+// consuming_.
 void TicketRing::write_successor_start(uint64_t worker) noexcept {
   if (worker >= round_robin_) return;
   const std::scoped_lock lock(consuming_);
+  note_received();
+  const bool notes = is_served_ && observe(slots_->served()->noted) != ServedState::kNoStates;
+  const uint64_t known = notes ? observe(slots_->served()->noted) : next_ - 1;
   uint64_t newest = 0;
   std::span<const std::byte> bytes = states_[worker].bytes;
   for (int32_t i = 0; i < slots_->made(); ++i) {
     const auto slot = static_cast<uint32_t>(i);
     const uint64_t word = table_.word(slot), number = SlotWord::number(word);
-    if (SlotWord::kind(word) != SlotWord::kReady || number < next_ || number <= newest) continue;
+    const bool is_settled = notes ? ServedEnds::is_settled(word) : SlotWord::kind(word) == SlotWord::kReady;
+    if (!is_settled || number <= known || number < round_.base || number <= newest) continue;
     const bool has_state = (impl::look(record(slot).notes) & kHasState) != 0;
     if (!has_state || worker_of(round_, place_of(number)) != worker) continue;
     newest = number;
     bytes = layout_.state_in(slots_->data(i));
   }
-  write_start(worker, newest != 0 ? newest : states_[worker].number, bytes);
+  const uint64_t number = newest != 0 ? newest : states_[worker].number;
+  if (!is_served_) return write_start(worker, number, bytes);
+  const auto loop = static_cast<int32_t>(worker);
+  write_state(control_.loop(loop).again, control_.again_words(loop), number, bytes);
+  impl::publish(control_.loop(loop).again_in, round_.base);
 }
 
 // A wait begins with the first call of next() that finds no result. It ends with the next call that finds
@@ -554,9 +581,9 @@ TicketRing::NextBatch TicketRing::next(int64_t timeout_ns, Delivery& item) {
   end_waiting();
   if (is_stopped()) return NextBatch::kStopped;
   uint32_t slot = SlotTable::kNone;
-  const Front front = is_active_ ? look_at_front(&slot) : Front::kEnd;
+  const Front front = is_own() ? look_at_front(&slot) : Front::kEnd;
   if (front == Front::kEnd) {
-    if (is_active_) {
+    if (is_own()) {
       end_epoch();
       notify_consumers();
     }
@@ -582,7 +609,7 @@ TicketRing::NextBatch TicketRing::peek(int64_t timeout_ns) {
   std::unique_lock lock(consuming_);
   if (!is_settled() && (timeout_ns == 0 || !wait_settled(lock, timeout_ns))) return NextBatch::kLate;
   if (is_stopped()) return NextBatch::kStopped;
-  const Front front = is_active_ ? look_at_front() : Front::kEnd;
+  const Front front = is_own() ? look_at_front() : Front::kEnd;
   if (front == Front::kEnd) return NextBatch::kEnd;
   return front == Front::kFailure ? NextBatch::kFailure : NextBatch::kBatch;
 }

@@ -177,7 +177,9 @@ class TicketRing : public Tickets {
   // A ticket that has failed without a worker.
   uint64_t given_up() const noexcept { return look(shared().round.given_up); }
   void pass_front() noexcept;
-  bool is_settled() noexcept { return is_stopped() || !is_active_ || look_at_front() != Front::kPending; }
+  // A round that next() and peek() deliver.
+  bool is_own() const noexcept { return is_active_ && !is_of_others_; }
+  bool is_settled() noexcept { return is_stopped() || !is_own() || look_at_front() != Front::kPending; }
   // While no one can find out which round it is. may: null, or whether it may begin.
   struct Beginning {
     std::function<bool(uint64_t base)> may;
@@ -225,6 +227,7 @@ class TicketRing : public Tickets {
   bool is_resumed_ = false;
   bool ignored_index_ = false;
   bool is_active_ = false;
+  bool is_of_others_ = false;      // begin_served() has begun the round
   std::vector<LastState> states_;  // by worker
   uint64_t foreign_ = UINT64_MAX;  // the number of the last state that came from elsewhere
   int64_t waiting_since_ns_ = 0;   // 0: the last call got its batch

@@ -364,6 +364,21 @@ TEST(TicketRing, AWorkerWaitsForAnEntryUntilTheConsumerPassesOne) {
   worker.join();
 }
 
+// Also to a consumer that comes to it later than the first one.
+TEST(TicketRing, ATicketThatIsGivenUpAndSkippedIsASkip) {
+  Bench bench(4, 3);
+  bench.ring.begin();
+  const Ticket hung = bench.take();
+  bench.publish(bench.take());
+  ASSERT_TRUE(bench.ring.give_up(0, true, failure_of(1, "hung")));
+  EXPECT_EQ(bench.ring.look_at(hung.number).kind, Tickets::Look::kSkip);
+  ASSERT_EQ(bench.next(), NextBatch::kBatch);
+  EXPECT_EQ(bench.item.ticket.number, hung.number + 1);
+  EXPECT_EQ(bench.free_slots(), 2);
+  bench.publish(hung);
+  EXPECT_EQ(bench.free_slots(), 3) << "it has returned";
+}
+
 TEST(TicketRing, ASkipWithAStateKeepsItsSlotForTheState) {
   Bench bench(4, 3, 1);
   bench.ring.begin();

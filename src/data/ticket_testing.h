@@ -39,13 +39,13 @@ inline std::string text_of(const KnownState& known) {
 
 // A ring and its slots, driven by one thread.
 struct Bench {
-  Bench(const SlotsPlan& plan, int64_t batches, int32_t round_robin = 0)
-      : slots(Slots::create(plan, head_of(batches, round_robin))), ring(slots) {}
+  Bench(const SlotsPlan& plan, int64_t batches, int32_t round_robin = 0, uint32_t flags = 0)
+      : slots(Slots::create(plan, head_of(batches, round_robin, flags))), ring(slots) {}
   Bench(int32_t slot_count, int64_t batches, int32_t round_robin = 0)
       : Bench(SlotsPlan{slot_count, static_cast<size_t>(sysconf(_SC_PAGESIZE))}, batches, round_robin) {}
-  static FeedHead head_of(int64_t batches, int32_t round_robin) {
+  static FeedHead head_of(int64_t batches, int32_t round_robin, uint32_t flags = 0) {
     FeedHead head{};
-    if (round_robin != 0) head.flags = kGoesRound;
+    head.flags = flags | (round_robin != 0 ? uint32_t{kGoesRound} : 0);
     head.loops = 4;
     head.workers = round_robin != 0 ? round_robin : 2;
     head.batches = batches < 0 ? Order::kNoEnd : static_cast<uint64_t>(batches);

@@ -282,27 +282,38 @@ void Tickets::finish(const Ticket& ticket, uint32_t notes) const noexcept {
   shared().settled.signal_all();
 }
 
+// Also if it has the number of the known one, which is complete then.
+static bool read_state(const LoopRecord::Start& cell, std::span<std::atomic<uint64_t>> words,
+                       KnownState& known) {
+  // pairs with: write_state, "a state of a worker"
+  const uint64_t version = observe(cell.version), number = look(cell.number);
+  const uint64_t nbytes = std::min<uint64_t>(look(cell.nbytes), words.size_bytes());
+  const auto is_torn = [&] { return version % 2 != 0 || observe(cell.version) != version; };
+  if (is_torn()) return false;
+  if (number == known.number) return true;
+  known.is_lost = true;
+  known.number = UINT64_MAX;  // of no state, as long as it is not complete
+  known.bytes.resize(nbytes);
+  read_words(words, known.bytes);
+  if (is_torn()) return false;
+  known.number = number;
+  return true;
+}
+
+bool Tickets::read_start(int32_t worker, KnownState& known) const {
+  return read_state(control_.loop(worker).start, control_.start_words(worker), known);
+}
+
 // If a consumer begins the next round meanwhile, it may be the start of that: the ticket is past then. While
 // the version is odd, the base is already the next one.
 bool Tickets::start_state(const Ticket& ticket, int32_t worker, KnownState& known) const {
   if (ticket.round == known.round) return true;
-  const LoopRecord::Start& start = control_.loop(worker).start;
-  const std::span<std::atomic<uint64_t>> words = control_.start_words(worker);
-  // pairs with: write_start, "a start state"
-  const uint64_t version = observe(start.version), number = look(start.number);
-  const uint64_t nbytes = std::min<uint64_t>(look(start.nbytes), words.size_bytes());
-  const auto is_torn = [&] { return version % 2 != 0 || observe(start.version) != version; };
-  if (is_torn()) return false;
-  if (number != known.number) {
-    known.is_lost = true;
-    known.number = UINT64_MAX;  // of no state, as long as it is not complete
-    known.bytes.resize(nbytes);
-    read_words(words, known.bytes);
-    if (is_torn()) return false;
-    known.number = number;
-  }
-  known.round = ticket.round;
-  return true;
+  const LoopRecord& own = control_.loop(worker);
+  const bool is_successor = look(own.again_in) == ticket.round;
+  const bool is_read =
+      is_successor ? read_state(own.again, control_.again_words(worker), known) : read_start(worker, known);
+  if (is_read) known.round = ticket.round;
+  return is_read;
 }
 
 // Of a ticket that has ended its round.

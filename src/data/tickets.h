@@ -69,6 +69,8 @@ class Tickets {
   // With round_robin, before a ticket is filled: if it is the first one of the worker after begin(), known
   // becomes the state with which that begins. False: the ticket is past.
   bool start_state(const Ticket& ticket, int32_t worker, KnownState& known) const;
+  // The state of a worker with which the round begins. False: it is written now, or was meanwhile.
+  bool read_start(int32_t worker, KnownState& known) const;
   // No consumer waits for this batch any more.
   bool is_past(const Ticket& ticket) const noexcept;
   // With round_robin: the worker that fills the ticket. 0 if it is past.

@@ -18,8 +18,6 @@
 #include "data/thread_worker.h"
 
 namespace tenon::impl {
-namespace {}  // namespace
-
 std::string WorkerLink::text() const {
   return concat(process.pid, ":", process.start, ":", feed, ":", fd, ":", loop, ":", at, ":", head_at);
 }

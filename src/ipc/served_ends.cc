@@ -46,11 +46,20 @@ void ServedEnds::begin_join(uint32_t p, bool has_wanted) const noexcept {
   announce(record.cursor, table_.passed());
 }
 
-void ServedEnds::end_join(uint32_t p, uint64_t ended) const noexcept {
+void ServedEnds::end_join(uint32_t p, uint64_t ended, bool keeps_wanted) const noexcept {
   CursorRecord& record = state_->records[p];
   if (ended != 0) announce(record.ended, ended);
-  announce(record.word, CursorRecord::kConsumer | (observe(record.word) & CursorRecord::kHasWanted));
+  const uint64_t wanted = keeps_wanted ? observe(record.word) & CursorRecord::kHasWanted : 0;
+  announce(record.word, CursorRecord::kConsumer | wanted);
   signal(state_->ends);
+}
+
+// While no consumer is joining: who comes now finds that the round has begun.
+void ServedEnds::drop_wanted() const noexcept {
+  visit_consumers([&](uint32_t p) {
+    uint64_t seen = CursorRecord::kConsumer | CursorRecord::kHasWanted;
+    (void)exchange(state_->records[p].word, seen, uint64_t{CursorRecord::kConsumer});
+  });
 }
 
 void ServedEnds::end_round(uint32_t p, uint64_t base) const noexcept {
@@ -165,6 +174,11 @@ uint32_t ServedEnds::held() const noexcept {
   return n;
 }
 
+bool ServedEnds::is_settled(uint64_t word) noexcept {
+  return SlotWord::kind(word) == SlotWord::kReady || word == SlotWord::unnoted(SlotWord::number(word)) ||
+         is_received(word);
+}
+
 // By the words: the entry of a number may be of a later one already. A number that is not found was skipped,
 // without a state.
 SlotTable::Found ServedEnds::next_unnoted(uint64_t last) const noexcept {
@@ -172,9 +186,7 @@ SlotTable::Found ServedEnds::next_unnoted(uint64_t last) const noexcept {
   const uint64_t noted = observe(state_->noted);
   for (uint32_t i = 0; i < table_.size(); ++i) {
     const uint64_t word = table_.word(i), n = SlotWord::number(word);
-    const bool has_state =
-        SlotWord::kind(word) == SlotWord::kReady || word == SlotWord::unnoted(n) || is_received(word);
-    if (has_state && n > noted && n <= last && (next.slot == SlotTable::kNone || n < next.number()))
+    if (is_settled(word) && n > noted && n <= last && (next.slot == SlotTable::kNone || n < next.number()))
       next = {i, word};
   }
   return next;

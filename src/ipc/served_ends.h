@@ -41,9 +41,11 @@ class ServedEnds {
   // The process becomes a consumer, in two steps. After the first one, no round begins without it, and it
   // misses no batch that is not passed: between them the caller finds out of which round it is. ended: the
   // base of that round if it takes no part in it, else 0. Before the first step, the caller writes what it
-  // wants into the record.
+  // wants into the record. keeps_wanted: no round of the serving has begun.
   void begin_join(uint32_t p, bool has_wanted) const noexcept;
-  void end_join(uint32_t p, uint64_t ended) const noexcept;
+  void end_join(uint32_t p, uint64_t ended, bool keeps_wanted = false) const noexcept;
+  // Of the server, when the first round of a serving begins: what consumers have wanted is void.
+  void drop_wanted() const noexcept;
   // It was told the end of the round with this base.
   void end_round(uint32_t p, uint64_t base) const noexcept;
   // Its loop is over, without that.
@@ -86,6 +88,9 @@ class ServedEnds {
   uint64_t floor(uint64_t base) const noexcept;
   // Of a broadcast: ready(n) -> held(holder, 0), if no consumer wants or reads it.
   bool take_over(uint32_t holder, uint32_t slot, uint64_t n, uint64_t base) const noexcept;
+
+  // It has the word of a batch whose state may not be noted yet.
+  static bool is_settled(uint64_t word) noexcept;
 
   // The slots that consumers have. A slot that a broadcast reads counts once.
   uint32_t held() const noexcept;

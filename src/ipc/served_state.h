@@ -29,7 +29,7 @@ struct alignas(64) CursorRecord {
     kNone = 0,
     kJoining = 1,  // it may be that of a consumer of the round that goes on
     kConsumer = 2,
-    kHasWanted = 4  // with one of both: what it wants to begin with is there
+    kHasWanted = 4  // with one of both, until the first round of a serving begins: it wants what is below
   };
   std::atomic<uint64_t> word;
   // Of a broadcast: all up to this number were received. Of a queue: the last one that was, for reports.

@@ -60,6 +60,8 @@ SlotTable::Turn SlotTable::next_number() const noexcept {
     const uint64_t n = given() + 1;
     const uint64_t before = observe(entry(n));
     if (number_of(before) < n) return {n, before};
+    if (number_of(entry_of(n, 0)) != n)
+      return {n, ~before};                              // the memory is damaged: nobody gets this number
     raise_to(counters_->given, number_of(before) - 1);  // only if the memory is damaged, it was less
     help(number_of(before));
   }

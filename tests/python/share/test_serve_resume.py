@@ -6,7 +6,9 @@ tests have consumers in separate processes.
 """
 
 import itertools
+import os
 import pickle
+import signal
 
 import pytest
 from other_process import SECONDS
@@ -126,6 +128,88 @@ def test_the_state_at_the_end_of_an_epoch_is_that_of_the_next_one(name):
         assert attached.state_dict()["epoch"] == 1
         assert attached.state_dict()["next"] == 0
         assert pickle.loads(attached.state_dict()["states"][0]) == [BATCHES]
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+@pytest.mark.parametrize("kind", ["callable", "indexed"])
+def test_a_state_that_was_loaded_is_of_one_serving(name, kind, mode):
+    """The consumer stays attached over two of them."""
+    whole = without_a_stop(kind)
+    with feed_of(kind) as feed:
+        batches = iter(feed)
+        for _ in range(2):
+            next(batches)
+        state = feed.state_dict()
+    with feed_of(kind, shared=name) as feed:
+        server = feed.serve(mode, epochs=1, background=True)
+        attached = tn.Feed.attach(name, timeout=60)
+        attached.load_state_dict(state)
+        assert [rows_of(batch) for batch in attached] == whole[2:BATCHES]
+        server.wait(SECONDS)
+        with attached, feed.serve(mode, epochs=1, background=True):
+            assert [rows_of(batch) for batch in attached] == whole[BATCHES:]
+
+
+@pytest.mark.parametrize("kind", ["callable", "indexed"])
+def test_a_second_loop_of_an_epoch_goes_on_where_the_first_one_was(name, other, kind):
+    """Another consumer of the broadcast is ahead."""
+    with (
+        feed_of(kind, shared=name, batches=8, slots=12) as feed,
+        feed.serve("broadcast", consumers=2, background=True),
+        tn.Feed.attach(name, timeout=60) as attached,
+    ):
+        attach(other, name)
+        other.ask("batches = iter(feed)")
+        other.start("[next(batches).index for _ in range(6)]")
+        first = [batch.index for batch in itertools.islice(attached, 2)]
+        assert other.answer() == list(range(6))
+        second = [batch.index for batch in itertools.islice(attached, 3)]
+        assert (first, second) == ([0, 1], [2, 3, 4])
+        assert attached.state_dict()["next"] == 5
+
+
+def test_a_second_loop_of_an_epoch_knows_what_others_got_in_between(name, other):
+    with (
+        feed_of("indexed", shared=name, batches=8) as feed,
+        feed.serve(consumers=1, background=True),
+        tn.Feed.attach(name, timeout=60) as attached,
+    ):
+        assert [batch.index for batch in itertools.islice(attached, 2)] == [0, 1]
+        attach(other, name)
+        assert other.ask("[batch.index for _, batch in zip(range(2), feed)]") == [2, 3]
+        other.ask("feed.close()")
+        assert [batch.index for batch in itertools.islice(attached, 1)] == [4]
+        with pytest.raises(ValueError, match="several consumers share"):
+            attached.state_dict()
+
+
+def test_a_consumer_that_lags_behind_a_restarted_worker_knows_its_position(name, other, tmp_path):
+    """Another consumer is ahead when it comes to its first batch, and a worker has begun anew meanwhile."""
+    has_died = tmp_path / "has-died"
+
+    class Dies(Walk):
+        def __call__(self, batch):
+            if batch.index == 2 and not has_died.exists():
+                has_died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().__call__(batch)
+
+    options = {"batches": 6, "processes": "fork", "on_error": "retry", "timeout": 60}
+    with (
+        tn.Feed(Dies(), SCHEMA, slots=8, shared=name, **options) as feed,
+        feed.serve("broadcast", consumers=2, background=True),
+        tn.Feed.attach(name, timeout=60) as attached,
+    ):
+        attach(other, name)
+        other.ask("batches = iter(feed)")
+        other.start("[next(batches).index for _ in range(5)]")
+        mine = iter(attached)
+        assert other.answer() == list(range(5)) and has_died.exists()
+        for count in range(1, 4):
+            assert int(next(mine).x[0]) == count * 1000
+            state = attached.state_dict()
+            assert (state["epoch"], state["next"]) == (0, count)
+            assert pickle.loads(state["states"][0]) == [count]
 
 
 def test_batches_that_ignored_their_index_are_told_to_consumers(name):
