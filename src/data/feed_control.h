@@ -72,7 +72,8 @@ enum FeedFlags : uint32_t {
   kHasStates = 2,  // the generator has a state
   kGoesRound = 4,  // ticket t is of worker t % workers
   kIsShuffled = 8,
-  kPrepares = 16,  // the feed's process prepares each batch
+  kPrepares = 16,      // the feed's process prepares each batch
+  kHasProcesses = 32,  // its workers are processes
 };
 
 struct FeedHead {

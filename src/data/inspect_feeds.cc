@@ -13,12 +13,28 @@
 namespace tenon::impl {
 namespace {
 
-FeedHead read_head(const MemoryFile& memory) {
+// part: of a feed in a segment, else zeros.
+uint64_t head_at(const FeedPart& part) noexcept {
+  return part.slots == 0 ? 0 : part.at + ServedState::end_at(part.slots);
+}
+
+FeedHead read_head(const MemoryFile& memory, const FeedPart& part) {
   FeedHead head{};
-  memory.read(0, &head, offsetof(FeedHead, version) + sizeof head.version);
-  if (head.magic == kFeedMagic && head.version == kFeedVersion) memory.read(0, &head, sizeof head);
-  check_head(head, memory.facts.nbytes);
+  const uint64_t at = head_at(part);
+  memory.read(at, &head, offsetof(FeedHead, version) + sizeof head.version);
+  if (head.magic == kFeedMagic && head.version == kFeedVersion) memory.read(at, &head, sizeof head);
+  check_head(head, memory.facts.nbytes - part.at);
+  if (head.parts.is_served() != (part.slots != 0) || (part.slots != 0 && head.parts.head_at != at - part.at))
+    throw_error(Code::kValue, "it has ", head.most, " slots, and its file says ", part.slots);
   return head;
+}
+
+// Of one in a segment: whether workers write to its loops.
+bool has_processes(const MemoryFile& memory, const FeedPart& part) noexcept {
+  FeedHead head{};
+  if (!os::read_at(memory.file, head_at(part), &head, offsetof(FeedHead, flags) + sizeof head.flags))
+    return true;                                      // it is damaged
+  return head.magic != 0 && head.has(kHasProcesses);  // 0: it is being made
 }
 
 FeedReport::WorkerReport worker_in(const LoopRecord& loop, bool is_over) {
@@ -38,8 +54,8 @@ FeedReport::WorkerReport worker_in(const LoopRecord& loop, bool is_over) {
   return worker;
 }
 
-void read_feed(const MemoryFile& memory, FeedReport* feed) {
-  const FeedHead head = read_head(memory);
+void read_feed(const MemoryFile& memory, const FeedPart& part, FeedReport* feed) {
+  const FeedHead head = read_head(memory, part);
   feed->process = {head.pid, os::command_of(head.pid),
                    head.start != 0 && os::start_of(head.pid) == head.start, os::is_stopped(head.pid)};
   std::erase_if(feed->processes, [&](const ProcessReport& process) { return process.pid == head.pid; });
@@ -47,11 +63,11 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
   feed->slots = head.slots;
   feed->slot_nbytes = head.layout.slot_nbytes;
   uint32_t is_over = 0;
-  memory.read(head.parts.shared_at + offsetof(SlotPoolState, is_over), &is_over, sizeof is_over);
+  memory.read(part.at + head.parts.shared_at + offsetof(SlotPoolState, is_over), &is_over, sizeof is_over);
   std::vector<FeedReport::WorkerReport> workers;
   for (int32_t i = 0; i < head.workers; ++i) {
     LoopRecord loop{};
-    memory.read(head.parts.loops_at + static_cast<uint64_t>(i) * sizeof loop, &loop,
+    memory.read(part.at + head.parts.loops_at + static_cast<uint64_t>(i) * sizeof loop, &loop,
                 offsetof(LoopRecord, times));
     workers.push_back(worker_in(loop, is_over != 0));
     workers.back().number = i;
@@ -64,18 +80,25 @@ void read_feed(const MemoryFile& memory, FeedReport* feed) {
 
 std::vector<FeedReport> inspect_feeds() {
   std::vector<FeedReport> feeds;
-  visit_memory_files(kFeedFilePrefix, [&](const MemoryFile& memory) {
+  const auto add = [&](const MemoryFile& memory, const FeedPart& part) {
     FeedReport feed;
     feed.inode = memory.facts.inode;
     feed.nbytes = memory.facts.nbytes;
     feed.processes = memory.processes;
     try {
       if (!memory.file) throw_error(Code::kValue, "it cannot be opened");
-      read_feed(memory, &feed);
+      read_feed(memory, part, &feed);
     } catch (const Error& e) {
       feed.damage = e.what();
     }
     feeds.push_back(std::move(feed));
+  };
+  visit_memory_files("tenon", [&](const MemoryFile& memory) {
+    const std::string& name = memory.descriptor.name;
+    if (name.starts_with(kFeedFilePrefix)) return add(memory, {});
+    if (!name.starts_with(kFilePrefix) || !memory.file) return;
+    const std::optional<FeedPart> part = find_feed(memory);
+    if (part && has_processes(memory, *part)) add(memory, *part);
   });
   std::ranges::sort(feeds, {},
                     [](const FeedReport& feed) { return std::pair(feed.process.pid, feed.inode); });

@@ -3,7 +3,7 @@
 // The memory files of feeds in all processes of this user, as an observer sees them. The observer reads with
 // pread: it maps nothing, joins nothing, takes no lock and does not wait. So the numbers may be from
 // different moments, and each number is checked before it is used. Feeds with worker processes have such a
-// file; feeds with threads have none.
+// file, or lie in the segment of a feed that may be served; feeds with threads are not reported.
 #pragma once
 
 #include <cstdint>

@@ -9,12 +9,16 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "array/dtype.h"
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/os.h"
 #include "data/feed_control.h"
+#include "data/slots.h"
+#include "ipc/schema.h"
 
 namespace tenon::impl {
 namespace {
@@ -112,6 +116,47 @@ TEST(InspectFeeds, AFeedIsReportedAsItsFileSays) {
   EXPECT_EQ(feed.workers[1].index, 17U);
   EXPECT_EQ(feed.workers[1].epoch, 3U);
   EXPECT_EQ(feed.workers[1].last_fill_ns, 1234U);
+}
+
+// Its channel is what inspect() reports.
+TEST(InspectFeeds, AFeedThatMayBeServedIsReportedIfItsWorkersAreProcesses) {
+  for (const bool has_processes : {false, true}) {
+    const std::string name = concat("inspected-", getpid());
+    SlotsPlan plan{kSlots, kPage};
+    plan.is_shared = true;
+    plan.has_processes = has_processes;
+    plan.shared_name = name;
+    FeedHead head{};
+    head.loops = head.workers = kWorkers;
+    head.fields = 1;
+    head.ranks = 1;
+    head.rows = 8;
+    head.layout.slot_nbytes = kPage;
+    const tenon_field field{"x", DType(TENON_UINT, 64), 1, &head.rows};
+    std::string encoded;
+    Schema::make({&field, 1})->encode(&encoded);
+    const Ref<Slots> slots = Slots::create(plan, head, encoded);
+    slots->control().loop(1).number.store(1);
+    os::FileFacts facts;
+    ASSERT_TRUE(os::facts_of(slots->file(), &facts));
+    std::vector<FeedReport> seen = inspect_feeds();
+    std::erase_if(seen, [&](const FeedReport& feed) { return feed.inode != facts.inode; });
+    ASSERT_EQ(seen.size(), has_processes ? 1U : 0U);
+    if (has_processes) {
+      EXPECT_EQ(seen[0].damage, "");
+      EXPECT_EQ(seen[0].process.pid, static_cast<uint32_t>(getpid()));
+      EXPECT_EQ(seen[0].slots, kSlots);
+      ASSERT_EQ(seen[0].workers.size(), 2U);
+      EXPECT_STREQ(seen[0].workers[1].state, "busy");
+    }
+    for (const SegmentReport& segment : inspect()) {
+      if (segment.name != name) continue;
+      ASSERT_TRUE(segment.channel);
+      EXPECT_EQ(segment.channel->damage, "") << "nobody has served it yet";
+      EXPECT_EQ(segment.channel->fields, std::vector<std::string>{"x"});
+      EXPECT_EQ(segment.channel->sent, 0U);
+    }
+  }
 }
 
 TEST(InspectFeeds, AWorkerIsAwakeAsleepBusyOrOver) {

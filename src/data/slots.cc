@@ -105,6 +105,7 @@ Slots::Slots(const SlotsPlan& plan, const FeedHead& head, std::string_view schem
 
 FeedHead Slots::head_of(FeedHead head, size_t schema_nbytes) const {
   const os::Process process = os::this_process();
+  if (plan_.has_processes) head.flags |= kHasProcesses;
   head.magic = kFeedMagic;
   head.version = kFeedVersion;
   head.pid = process.pid;

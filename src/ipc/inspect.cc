@@ -57,6 +57,19 @@ int64_t age_of(int64_t since_ns) noexcept {
   return since_ns > 0 && since_ns <= now ? now - since_ns : -1;
 }
 
+Header header_of(const MemoryFile& memory) {
+  if (!os::is_sealed(memory.file)) {
+    throw_error(Code::kValue,
+                "it is not sealed: it is being created, or its creator has died before the end");
+  }
+  Header header{};
+  const uint64_t nbytes = memory.facts.nbytes;
+  if (nbytes < kBlocksAt || !os::read_at(memory.file, 0, &header, sizeof header))
+    throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", nbytes, " bytes");
+  check(header, nbytes);
+  return header;
+}
+
 // Reads one segment from its file.
 class Inspection {
  public:
@@ -85,15 +98,7 @@ class Inspection {
 
  private:
   void read_header() {
-    if (!os::is_sealed(memory_.file)) {
-      throw_error(Code::kValue,
-                  "it is not sealed: it is being created, or its creator has died before the end");
-    }
-    if (report_.nbytes < kBlocksAt || !os::read_at(memory_.file, 0, &header_, sizeof header_)) {
-      throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", report_.nbytes,
-                  " bytes");
-    }
-    check(header_, report_.nbytes);
+    header_ = header_of(memory_);
     report_.id = text_of(header_.id);
     report_.name = header_.name;
     report_.created_ns = header_.created_ns;
@@ -328,8 +333,7 @@ class Inspection {
     ChannelReport feed;
     feed.mode = look(state.mode) == ServedMode::kBroadcast ? TENON_CHANNEL_BROADCAST : TENON_CHANNEL_QUEUE;
     feed.when_full = TENON_WHEN_FULL_KEEP;
-    feed.sent = look(state.pool().counters.given);
-    feed.received = look(state.delivered);
+    feed.sent = feed.received = look(state.delivered);
     try {
       look_at_feed(state, *bytes, &feed);
     } catch (const Error& e) {
@@ -341,7 +345,13 @@ class Inspection {
   void look_at_feed(ServedState& state, const FileBytes& bytes, ChannelReport* feed) {
     const SlotTable table = state.table(header_.feed_slots);
     feed->slots.resize(table.size());
-    for (uint32_t i = 0; i < table.size(); ++i) feed->slots[i].sequence = SlotWord::item(table.word(i));
+    for (uint32_t i = 0; i < table.size(); ++i) {
+      const uint64_t word = table.word(i);
+      feed->slots[i].sequence = SlotWord::item(word);
+      const bool is_unread =
+          SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) > table.passed();
+      feed->sent += is_unread ? 1 : 0;
+    }
     const uint32_t server = look(state.server);
     for (const PlaceReport& place : report_.places) {
       if (!place.is_live()) continue;
@@ -422,6 +432,16 @@ void visit_memory_files(const std::string& prefix, const std::function<void(cons
       memory.processes.push_back(process_of(found.pid));
     }
     visit(memory);
+  }
+}
+
+std::optional<FeedPart> find_feed(const MemoryFile& memory) noexcept {
+  try {
+    const Header header = header_of(memory);
+    if (header.feed_slots == 0) return std::nullopt;
+    return FeedPart{header.data_at, header.feed_slots};
+  } catch (const std::exception&) {
+    return std::nullopt;
   }
 }
 

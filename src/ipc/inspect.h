@@ -155,6 +155,14 @@ struct MemoryFile {
 // left).
 void visit_memory_files(const std::string& prefix, const std::function<void(const MemoryFile&)>& visit);
 
+// The control part of a feed in the memory file of a segment.
+struct FeedPart {
+  uint64_t at = 0;  // in the file
+  uint32_t slots = 0;
+};
+// nullopt: it has none, or is damaged.
+std::optional<FeedPart> find_feed(const MemoryFile& memory) noexcept;
+
 // All segments, ordered by name. Fails with kSystem (no file descriptor is left).
 std::vector<SegmentReport> inspect();
 

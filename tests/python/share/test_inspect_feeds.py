@@ -84,9 +84,9 @@ def command(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["fork", "spawn"])
-def test_a_feed_with_worker_processes_is_shown_with_its_rates(way):
-    with running(processes=way) as (feed, batches):
+@pytest.mark.parametrize(("way", "shared"), [("fork", False), ("spawn", False), ("fork", True)])
+def test_a_feed_with_worker_processes_is_shown_with_its_rates(way, shared):
+    with running(processes=way, shared=shared) as (feed, batches):
         looks = Looks()
         looks.look()
         first = sum(worker.fills for worker in feed.stats().per_worker)
