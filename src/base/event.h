@@ -18,24 +18,26 @@ namespace tenon::impl {
 // the sleeper sees the change in its last look, or the signal sees the sleeper. Without sleepers, a signal
 // stores nothing.
 //
-// Of a shared event, a process may be killed while it sleeps, or killed or stopped between its change and its
-// signal. So the reaper of a process calls forget(), and sleepers look at the condition from time to time.
+// Of an event in shared memory, a process may be killed while it sleeps, or killed or stopped between its
+// change and its signal. So the reaper of a process calls forget(), and sleepers look at the condition from
+// time to time. Whether the memory is shared is not said in it, as others may write to it.
 // Threads: any. signal_one(), signal_all() and forget() never block, and take no lock.
 struct Event {
-  // Between two looks of a thread that sleeps on a shared event.
+  // Between two looks of a thread that sleeps on an event in shared memory, and in memory of its process.
   static constexpr int64_t kLookNs = 200'000'000;
+  static constexpr int64_t kNoLookNs = INT64_MAX;
 
   std::atomic<uint32_t> signals;
-  uint32_t is_shared;  // not 0: between processes; constant before the first use
+  uint32_t reserved;
   // The generation, then 32 bits of their number. A sleeper counts in the generation in which it has
   // announced itself.
   std::atomic<uint64_t> sleepers;
 
   void signal_one() noexcept {
-    if (count()) futex_wake_one(signals, is_shared != 0);
+    if (count()) futex_wake_one(signals, true);
   }
   void signal_all() noexcept {
-    if (count()) futex_wake_all(signals, is_shared != 0);
+    if (count()) futex_wake_all(signals, true);
   }
 
   bool has_sleepers() const noexcept {
@@ -53,7 +55,7 @@ struct Event {
     }
     // pairs with: Sleeper::look, "signals"
     signals.fetch_add(1, std::memory_order_release);
-    futex_wake_all(signals, is_shared != 0);
+    futex_wake_all(signals, true);
   }
 
   // A thread that sleeps on the event, until its destructor. Threads: one.
@@ -79,20 +81,14 @@ struct Event {
 
   // Sleeps until is_over() holds, which is called again after each signal. False: the time has passed.
   template <class Condition>
-  bool sleep(const Deadline& deadline, Condition is_over) {
+  bool sleep(const Deadline& deadline, Condition is_over, int64_t look_ns = kLookNs) {
     Sleeper sleeper(*this);
     while (true) {
       const uint32_t seen = sleeper.look();
       if (is_over()) return true;
       const int64_t left = deadline.left_ns();
       if (left <= 0) return false;
-      if (is_shared != 0) {
-        (void)futex_wait_for(signals, seen, std::min(left, kLookNs), true);
-      } else if (deadline.is_never()) {
-        (void)futex_wait(signals, seen);
-      } else {
-        (void)futex_wait_for(signals, seen, left);
-      }
+      (void)futex_wait_for(signals, seen, std::min(left, look_ns), true);
     }
   }
 

@@ -27,9 +27,7 @@ class SharedBoard {
  public:
   SharedBoard()
       : board_(static_cast<Board*>(
-            mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
-    board_->event.is_shared = 1;
-  }
+            mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~SharedBoard() { munmap(board_, sizeof(Board)); }
   SharedBoard(const SharedBoard&) = delete;
   SharedBoard& operator=(const SharedBoard&) = delete;
@@ -64,12 +62,9 @@ TEST(Event, ASignalWakesAThreadThatSleeps) {
 }
 
 TEST(Event, ASleepEndsWithItsTime) {
-  for (const uint32_t is_shared : {0U, 1U}) {
-    Board board{};
-    board.event.is_shared = is_shared;
-    EXPECT_FALSE(board.event.sleep(Deadline(1'000'000), [] { return false; }));
-    EXPECT_FALSE(board.event.has_sleepers());
-  }
+  Board board{};
+  EXPECT_FALSE(board.event.sleep(Deadline(1'000'000), [] { return false; }));
+  EXPECT_FALSE(board.event.has_sleepers());
 }
 
 TEST(Event, WithoutSleepersASignalStoresNothing) {
@@ -120,20 +115,17 @@ TEST(Event, ADeadSleeperThatIsForgottenCostsNoSignal) {
 }
 
 TEST(Event, ALivingSleeperThatIsForgottenAnnouncesItselfAgain) {
-  for (const uint32_t is_shared : {0U, 1U}) {
-    Board board{};
-    board.event.is_shared = is_shared;
-    std::thread sleeper([&] { board.event.sleep(Deadline(-1), [&] { return board.word.load() != 0; }); });
-    for (int times = 0; times < 100; ++times) {
-      await_sleepers(board.event, 1);
-      board.event.forget();
-    }
+  Board board{};
+  std::thread sleeper([&] { board.event.sleep(Deadline(-1), [&] { return board.word.load() != 0; }); });
+  for (int times = 0; times < 100; ++times) {
     await_sleepers(board.event, 1);
-    board.word.store(1);
-    board.event.signal_all();
-    sleeper.join();
-    EXPECT_EQ(count_of(board.event), 0U) << "it counts in the last generation only";
+    board.event.forget();
   }
+  await_sleepers(board.event, 1);
+  board.word.store(1);
+  board.event.signal_all();
+  sleeper.join();
+  EXPECT_EQ(count_of(board.event), 0U) << "it counts in the last generation only";
 }
 
 // Between its last look and its count, the generation changes: it takes off nobody else's count.
@@ -154,29 +146,26 @@ TEST(Event, ASleeperThatWakesTakesOffNoCountOfALaterGeneration) {
 }
 
 TEST(Event, NoChangeIsLostWhileSleepersAreForgotten) {
-  for (const uint32_t is_shared : {0U, 1U}) {
-    Board board{};
-    board.event.is_shared = is_shared;
-    std::atomic<bool> is_over{false};
-    std::thread forgets([&] {
-      while (!is_over.load()) board.event.forget();
-    });
-    constexpr uint32_t kTimes = 2'000;
-    const auto play = [&](std::atomic<uint32_t>& own, std::atomic<uint32_t>& theirs, uint32_t ahead) {
-      for (uint32_t n = 1; n <= kTimes; ++n) {
-        board.event.sleep(Deadline(-1), [&] { return theirs.load() + ahead >= n; });
-        own.store(n);
-        board.event.signal_all();
-      }
-    };
-    std::thread second([&] { play(board.other, board.word, 0); });
-    play(board.word, board.other, 1);
-    second.join();
-    is_over.store(true);
-    forgets.join();
-    EXPECT_EQ(board.other.load(), kTimes);
-    EXPECT_EQ(count_of(board.event), 0U);
-  }
+  Board board{};
+  std::atomic<bool> is_over{false};
+  std::thread forgets([&] {
+    while (!is_over.load()) board.event.forget();
+  });
+  constexpr uint32_t kTimes = 2'000;
+  const auto play = [&](std::atomic<uint32_t>& own, std::atomic<uint32_t>& theirs, uint32_t ahead) {
+    for (uint32_t n = 1; n <= kTimes; ++n) {
+      board.event.sleep(Deadline(-1), [&] { return theirs.load() + ahead >= n; });
+      own.store(n);
+      board.event.signal_all();
+    }
+  };
+  std::thread second([&] { play(board.other, board.word, 0); });
+  play(board.word, board.other, 1);
+  second.join();
+  is_over.store(true);
+  forgets.join();
+  EXPECT_EQ(board.other.load(), kTimes);
+  EXPECT_EQ(count_of(board.event), 0U);
 }
 
 }  // namespace

@@ -68,11 +68,9 @@ FeedLayout FeedLayout::of(int32_t most, int32_t loops, int32_t workers, uint64_t
 
 uint64_t FeedHead::entries() const noexcept { return entries_of_pool(static_cast<uint64_t>(most)); }
 
-FeedControl FeedControl::make(std::byte* zeros, const FeedHead& head, std::string_view schema,
-                              bool is_shared) {
+FeedControl FeedControl::make(std::byte* zeros, const FeedHead& head, std::string_view schema) {
   FeedControl control(zeros, head);
   if (!schema.empty()) std::memcpy(zeros + head.parts.schema_at, schema.data(), schema.size());
-  if (is_shared) control.shared().share_events();
   std::byte* const head_bytes = zeros + head.parts.head_at;
   FeedHead unnamed = head;  // until it is complete
   unnamed.magic = 0;

@@ -186,11 +186,16 @@ class FeedControl {
   FeedControl(std::byte* base, const FeedHead& head)
       : base_(base), head_(std::make_shared<const FeedHead>(head)) {}
 
-  // Makes a control part of zeros, which is_shared between processes or not. head.parts is set.
-  static FeedControl make(std::byte* zeros, const FeedHead& head, std::string_view schema, bool is_shared);
+  // Makes a control part of zeros. head.parts is set.
+  static FeedControl make(std::byte* zeros, const FeedHead& head, std::string_view schema);
 
   std::byte* base() const noexcept { return base_; }
   const FeedHead& head() const noexcept { return *head_; }
+  // Between two looks of a thread that sleeps on one of its events.
+  int64_t look_ns() const noexcept {
+    const bool is_shared = head_->has(kHasProcesses) || head_->parts.is_served();
+    return is_shared ? Event::kLookNs : Event::kNoLookNs;
+  }
   FeedShared& shared() const noexcept { return *at<FeedShared>(head_->parts.shared_at); }
   // Null: the feed cannot be served.
   ServedState* served() const noexcept {

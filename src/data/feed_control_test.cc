@@ -35,9 +35,9 @@ FeedHead head_of(int32_t most, int32_t loops, uint64_t state_nbytes = 0) {
 // Of this process.
 class Made {
  public:
-  explicit Made(const FeedHead& head, bool is_shared = false) : nbytes_(head.parts.nbytes) {
+  explicit Made(const FeedHead& head) : nbytes_(head.parts.nbytes) {
     memory_ = mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    control = FeedControl::make(static_cast<std::byte*>(memory_), head, {kSchema, sizeof kSchema}, is_shared);
+    control = FeedControl::make(static_cast<std::byte*>(memory_), head, {kSchema, sizeof kSchema});
   }
   ~Made() { munmap(memory_, nbytes_); }
   Made(const Made&) = delete;
@@ -106,13 +106,14 @@ TEST(FeedControl, ZerosAreATableOfFreeSlotsAndIdleLoops) {
 
 TEST(FeedControl, EachSlotHasAnEntry) { EXPECT_EQ(Made(head_of(300, 1)).control.table().entries(), 300U); }
 
-TEST(FeedControl, ItsEventsAreSharedWhereItIs) {
-  for (const bool is_shared : {false, true}) {
-    const Made made(head_of(1, 1), is_shared);
-    const FeedShared& shared = made.control.shared();
-    for (const Event* event : {&shared.room, &shared.work, &shared.settled})
-      EXPECT_EQ(event->is_shared, is_shared ? 1U : 0U);
-  }
+// Another process that may write to the events cannot change that.
+TEST(FeedControl, SleepersLookFromTimeToTimeWhereItIsShared) {
+  FeedHead head = head_of(1, 1);
+  EXPECT_EQ(Made(head).control.look_ns(), Event::kNoLookNs);
+  head.flags |= kHasProcesses;
+  const Made made(head);
+  std::memset(static_cast<void*>(&made.control.shared()), 0xff, sizeof(FeedShared));
+  EXPECT_EQ(made.control.look_ns(), Event::kLookNs);
 }
 
 TEST(FeedControl, WhatIsWrittenIntoTheHeadLaterDoesNotMoveItsParts) {

@@ -50,7 +50,8 @@ int32_t FreeSlots::try_take_spare(uint32_t holder) const noexcept {
 int32_t FreeSlots::take(uint32_t holder, const Deadline& deadline) const noexcept {
   int32_t slot = try_take(holder);
   if (slot == kNone && !deadline.leaves_no_time()) {
-    (void)control_.shared().room.sleep(deadline, [&] { return (slot = try_take(holder)) != kNone; });
+    (void)control_.shared().room.sleep(
+        deadline, [&] { return (slot = try_take(holder)) != kNone; }, control_.look_ns());
   }
   return slot;
 }
@@ -70,7 +71,8 @@ bool FreeSlots::has_free() const noexcept {
 
 void FreeSlots::await_free(int64_t timeout_ns) const noexcept {
   const auto is_settled = [this] { return is_over() || has_free(); };
-  if (!is_settled() && timeout_ns > 0) (void)control_.shared().room.sleep(Deadline(timeout_ns), is_settled);
+  if (!is_settled() && timeout_ns > 0)
+    (void)control_.shared().room.sleep(Deadline(timeout_ns), is_settled, control_.look_ns());
 }
 
 void FreeSlots::give(int32_t slot) const noexcept {

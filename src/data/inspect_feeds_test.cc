@@ -69,7 +69,7 @@ class Content {
     h.slots_at = h.parts.nbytes;
     h.nbytes = h.slots_at + kPage;
     bytes.resize(h.nbytes);
-    control = FeedControl::make(bytes.data(), h, {}, true);
+    control = FeedControl::make(bytes.data(), h, {});
   }
   FeedHead& head() { return *reinterpret_cast<FeedHead*>(bytes.data()); }
   LoopRecord& loop(int32_t worker) { return control.loop(worker); }

@@ -102,6 +102,28 @@ TEST(ServedStates, AServingThatBeginsWhileConsumersReceiveNotesThatToo) {
   EXPECT_EQ(bench.free_slots(), 6);
 }
 
+// The server passes a skip before it has noted what a consumer has received before that.
+TEST(ServedStates, ASkipIsNotedBehindWhatWasReceivedBefore) {
+  Bench bench(plan_of("skip"), 9, 1, kHasStates);
+  bench.slots->served()->mode = ServedMode::kQueue;
+  bench.ring.begin_serving();
+  begin_round(bench);
+  KnownState known;
+  const Ticket first = bench.take(), skipped = bench.take();
+  bench.publish(first, known, "one");
+  bench.write_state(skipped, "two");
+  bench.ring.skip(skipped, kHasState);
+  const ServedEnds ends = bench.slots->served_ends();
+  const uint32_t p = bench.slots->self();
+  ASSERT_TRUE(ends.take(p, static_cast<uint32_t>(first.slot), first.number));
+  ends.release(p, static_cast<uint32_t>(first.slot), first.number);
+  EXPECT_FALSE(bench.ring.give_up(0, true, failure_of(1, "none is pending")))
+      << "it looks, and notes nothing";
+  EXPECT_EQ(bench.slots->table().passed(), skipped.number);
+  EXPECT_EQ(text_of(bench.ring.position().states[0]), "two");
+  EXPECT_EQ(bench.free_slots(), 6);
+}
+
 // A state from elsewhere is not that of what the last serving has left.
 TEST(ServedStates, WhatIsNotedAtTheLastMomentChangesNoStartThatWasSet) {
   for (const bool has_start : {false, true}) {

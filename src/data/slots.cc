@@ -145,7 +145,7 @@ void Slots::make_segment(FeedHead head, std::string_view schema) {
   store(served()->noted, ServedState::kNoStates);  // until it is served
   served()->description_at = head.parts.schema_at;
   served()->description_nbytes = head.parts.schema_nbytes;
-  set_control(FeedControl::make(memory_, head, schema, true), segment_->participant().index());
+  set_control(FeedControl::make(memory_, head, schema), segment_->participant().index());
 }
 
 void Slots::take_name() {
@@ -178,7 +178,7 @@ void Slots::make_memory(const FeedHead& head, std::string_view schema) {
     FeedHead in_file = head;
     in_file.nbytes = nbytes_;
     in_file.slots_at = slots_at_;
-    return set_control(FeedControl::make(memory_, in_file, schema, true));
+    return set_control(FeedControl::make(memory_, in_file, schema));
   }
   void* const memory = mmap(nullptr, head.parts.nbytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -188,7 +188,7 @@ void Slots::make_memory(const FeedHead& head, std::string_view schema) {
   }
   control_memory_ = static_cast<std::byte*>(memory);
   control_nbytes_ = head.parts.nbytes;
-  set_control(FeedControl::make(control_memory_, head, schema, false));
+  set_control(FeedControl::make(control_memory_, head, schema));
 }
 
 void Slots::drop_memory() noexcept {

@@ -48,8 +48,12 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
     if (front.kind == Look::kFailure) return Front::kFailure;
     if (front.kind == Look::kEnd) return Front::kEnd;
     if (front.slot != SlotTable::kNone && !control_.is_broadcast() && receive(front.slot)) {
-      read_notes(front.slot);
-      slots_->give(static_cast<int32_t>(front.slot));
+      if (notes_for_others()) {  // in order, behind what they have received
+        slots_->served_ends().release(slots_->self(), front.slot, next_);
+      } else {
+        read_notes(front.slot);
+        slots_->give(static_cast<int32_t>(front.slot));
+      }
     }
     pass_front();
   }
@@ -291,7 +295,7 @@ bool TicketRing::begin_served(std::function<bool(uint64_t base)> may,
                       return true;
                     },
                     [&](const Round& next) {
-                      if (observe(slots_->served()->noted) != ServedState::kNoStates) note_past();
+                      if (notes_for_others()) note_past();
                       note(next);
                     }})) {
     return false;
@@ -505,7 +509,7 @@ void TicketRing::write_successor_start(uint64_t worker) noexcept {
   if (worker >= round_robin_) return;
   const std::scoped_lock lock(consuming_);
   note_received();
-  const bool notes = is_served_ && observe(slots_->served()->noted) != ServedState::kNoStates;
+  const bool notes = notes_for_others();
   const uint64_t known = notes ? observe(slots_->served()->noted) : next_ - 1;
   uint64_t newest = 0;
   std::span<const std::byte> bytes = states_[worker].bytes;
@@ -568,7 +572,8 @@ bool TicketRing::sleep_settled(std::unique_lock<std::mutex>& lock, const Deadlin
   while (!is_settled()) {
     const Seen before = seen();
     lock.unlock();
-    const bool is_in_time = shared().settled.sleep(deadline, [&] { return has_changed(before); });
+    const bool is_in_time =
+        shared().settled.sleep(deadline, [&] { return has_changed(before); }, control_.look_ns());
     lock.lock();
     if (!is_in_time) return is_settled();
   }

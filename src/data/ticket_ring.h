@@ -190,6 +190,10 @@ class TicketRing : public Tickets {
   void end_epoch() noexcept;
   void read_notes(uint32_t slot, uint64_t number) noexcept;
   void read_notes(uint32_t slot) noexcept { read_notes(slot, next_); }
+  // The states of what other processes receive.
+  bool notes_for_others() const noexcept {
+    return is_served_ && observe(slots_->served()->noted) != ServedState::kNoStates;
+  }
   void note_received();
   void note_past() noexcept;
   void write_noted() noexcept;

@@ -77,10 +77,13 @@ Tickets::TicketTake Tickets::await_turn(int32_t worker, const Deadline& deadline
   };
   TicketTake found = look();
   if (found == TicketTake::kNone && !deadline.leaves_no_time()) {
-    (void)shared().work.sleep(deadline, [&] {
-      found = look();
-      return found != TicketTake::kNone;
-    });
+    (void)shared().work.sleep(
+        deadline,
+        [&] {
+          found = look();
+          return found != TicketTake::kNone;
+        },
+        control_.look_ns());
   }
   return found;
 }

@@ -56,8 +56,6 @@ Ref<Array> Segments::create_feed(const FeedMemoryPlan& given) {
   options.prepare = [&](std::byte* base) {
     auto* const state = reinterpret_cast<ServedState*>(base);
     state->server.store(ServedState::kNone, std::memory_order_relaxed);
-    state->ends.is_shared = 1;
-    state->pool().share_events();
     if (given.prepare) given.prepare(base);
     publish(segment.control().has_state(), 1u);
   };

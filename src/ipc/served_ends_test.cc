@@ -42,8 +42,6 @@ class Served : public testing::Test {
     Segment& segment = server_->segment();
     os::commit(segment.file(), segment.header().data_at, plan.feed_pages * kPage, "a feed");
     publish(segment.control().has_state(), 1u);
-    state().pool().share_events();
-    state().ends.is_shared = 1;
     state().noted = ServedState::kNoStates;
     ends().serve(server_->index());
   }
@@ -346,7 +344,6 @@ TEST_F(Served, DamagedMemoryHurtsNoReaper) {
     StandIn other(*server_);
     ends().begin_join(other.index(), false);
     (void)receive(ends(), other.index());
-    state().pool().settled.is_shared = state().pool().room.is_shared = state().ends.is_shared = 1;
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What all who pass slots by one table share besides the words of the slots: the numbers, what they sleep on,
-// and hints. Plain data; zeros are the initial values, but for Event::is_shared.
+// and hints. Plain data; zeros are the initial values.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,6 @@ struct SlotPoolState {
   Event room;              // a slot may be free
   alignas(64) Event work;  // there may be tickets
   Event settled;           // there may be something at the consumer's place
-
-  void share_events() noexcept {
-    for (Event* const event : {&room, &work, &settled}) event->is_shared = 1;
-  }
 };
 static_assert(std::is_standard_layout_v<SlotPoolState>);
 
