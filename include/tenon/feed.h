@@ -496,8 +496,8 @@ TENON_API void tenon_attached_describe(tenon_attached* attached, tenon_attached_
 /* Of its batches: a new reference. */
 TENON_API tenon_schema* tenon_attached_schema(tenon_attached* attached);
 /* Begins a loop over one epoch, or over what is left of it. Waits for nothing, or for a moment. Fails with
- * CLOSED (the feed is not served any more, and nothing is left; tenon_attached_close was called), OWNER_DIED (a
- * loop was told that before), VALUE (another thread waits in tenon_attached_next). */
+ * CLOSED (the feed is not served any more, and nothing is left; tenon_attached_close was called), OWNER_DIED
+ * (a loop was told that before), VALUE (another thread waits in tenon_attached_next). */
 TENON_API tenon_status tenon_attached_begin(tenon_attached* attached, tenon_error* error);
 /* The next batch of the loop, at most after timeout_ns (< 0: no limit). At the end of the loop *out is
  * NULL, and the status is OK. Fails with TIMEOUT (the message names what it waited for; nothing was

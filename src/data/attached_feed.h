@@ -99,8 +99,8 @@ class AttachedFeed {
   const AttachedSlots& slots() const noexcept { return *slots_; }
 
   // Begins a loop. It waits for nothing but, for a moment, the server that begins a round. Fails with kClosed
-  // (the feed is not served any more, and nothing is left of what was; or close() was called), kOwnerDied (the
-  // last loop has failed so), kValue (another thread waits in next()).
+  // (the feed is not served any more, and nothing is left of what was; or close() was called), kOwnerDied
+  // (the last loop has failed so), kValue (another thread waits in next()).
   void begin();
   // False: the time has passed, and nothing was taken. batch is null when the loop is over. Fails with kOp
   // (the generator has failed at this batch: failure(); the loop is over), kOwnerDied (nothing more is ready,
@@ -112,7 +112,8 @@ class AttachedFeed {
   // The feed is to begin at this position, if it has not begun when this consumer's first loop does. Fails
   // with kValue (a loop has begun; states of another number of workers; as begin()).
   void resume(const FeedPosition& position, int32_t rank, int32_t world_size);
-  // Behind the last batch that was delivered here. Fails with kNotFound: none was. is_gap: other consumers have got batches between those that were delivered here.
+  // Behind the last batch that was delivered here. Fails with kNotFound: none was. is_gap: other consumers
+  // have got batches between those that were delivered here.
   FeedPosition state(bool* is_gap) const;
   // Details of the last failure of next().
   tenon_feed_failure failure() const;

@@ -102,6 +102,38 @@ TEST(ServedStates, AServingThatBeginsWhileConsumersReceiveNotesThatToo) {
   EXPECT_EQ(bench.free_slots(), 6);
 }
 
+// Also while a consumer receives.
+TEST(ServedStates, APositionAndItsStatesBelongTogether) {
+  Bench bench(plan_of("position"), -1, 1, kHasStates);
+  bench.slots->served()->mode = ServedMode::kQueue;
+  bench.ring.begin_serving();
+  begin_round(bench);
+  std::atomic<bool> is_over{false};
+  std::thread consumer([&] {
+    const ServedEnds ends = bench.slots->served_ends();
+    const uint32_t p = bench.slots->self();
+    KnownState known;
+    for (int i = 0; i < 3000; ++i) {
+      while (!bench.slots->has_free()) std::this_thread::yield();
+      const Ticket ticket = bench.take();
+      bench.publish(ticket, known, std::to_string(ticket.place));
+      EXPECT_TRUE(ends.take(p, static_cast<uint32_t>(ticket.slot), ticket.number));
+      ends.release(p, static_cast<uint32_t>(ticket.slot), ticket.number);
+    }
+    is_over.store(true);
+  });
+  int wrong = 0;
+  while (!is_over.load()) {
+    const FeedPosition position = bench.ring.position();
+    const std::string state = text_of(position.states[0]);
+    wrong += state == (position.place == 0 ? "start" : std::to_string(position.place - 1)) ? 0 : 1;
+  }
+  consumer.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(bench.ring.position().place, 3000U);
+  EXPECT_EQ(bench.free_slots(), 6);
+}
+
 // The server passes a skip before it has noted what a consumer has received before that.
 TEST(ServedStates, ASkipIsNotedBehindWhatWasReceivedBefore) {
   Bench bench(plan_of("skip"), 9, 1, kHasStates);

@@ -74,6 +74,8 @@ void TicketRing::read_notes(uint32_t slot, uint64_t number) noexcept {
   const uint32_t notes = look(record(slot).notes);
   ignored_index_ = ignored_index_ || (notes & kIgnoredIndex) != 0;
   if ((notes & kHasState) == 0 || states_.empty()) return;
+  const uint64_t before = states_[worker_of(round_, place_of(number))].number;
+  if (number < before && before <= table_.given()) return;  // the end of a round is read before the rest
   const std::span<const std::byte> bytes = layout_.state_in(slots_->data(static_cast<int32_t>(slot)));
   LastState& last = states_[worker_of(round_, place_of(number))];
   last.bytes.assign(bytes.begin(), bytes.end());
@@ -146,9 +148,15 @@ bool TicketRing::change_round(Round round, uint64_t length, const Beginning& beg
     shared().settled.signal_all();
     return false;
   }
-  round.base = table_.begin_anew();
+  round.base = table_.next_base();
   round.limit = length == Order::kNoEnd ? UINT64_MAX : round.base + length;
   announce(shared().round.base, round.base);
+  // A consumer passes a number, then looks at the base. So what it keeps of the last round is passed now.
+  if (notes_for_others()) {
+    note_received();
+    note_rest(round.base - 1);
+  }
+  table_.begin_anew(round.base);
   for (uint64_t worker = 0; length > 0 && worker < round_robin_; ++worker)
     write_start(worker, states_[worker].number, states_[worker].bytes);
   impl::publish(shared().round.limit, round.limit);
@@ -189,9 +197,8 @@ void TicketRing::notify_consumers() noexcept {
 void TicketRing::begin() {
   const std::scoped_lock lock(consuming_);
   if (is_stopped()) throw_error(Code::kClosed, "the feed is closed");
-  note_received();
-  if (is_served_) announce(slots_->served()->noted, ServedState::kNoStates);  // next() notes states itself
   if (is_active_) end_epoch();
+  if (is_served_) announce(slots_->served()->noted, ServedState::kNoStates);  // next() notes states itself
   (void)begin_round({});
   notify_consumers();
 }
@@ -252,14 +259,13 @@ void TicketRing::write_noted() noexcept {
   }
 }
 
-// Behind a change of the round: what is left of the last one has no effect. With the states with which this
-// one begins.
-void TicketRing::note_past() noexcept {
+// What nobody receives any more has no effect. With the states with which the next round begins.
+void TicketRing::note_rest(uint64_t last) noexcept {
   ServedState& state = *slots_->served();
   const uint64_t noting = observe(state.noting);
   // pairs with: Tickets::read_noted, "noted states"
   announce(state.noting, noting + 1);
-  slots_->served_ends().note_up_to(table_.passed(), [](uint32_t, uint64_t) {});
+  slots_->served_ends().note_up_to(last, [](uint32_t, uint64_t) {});
   write_noted();
   // pairs with: Tickets::read_noted, "noted states"
   announce(state.noting, noting + 2);
@@ -294,10 +300,7 @@ bool TicketRing::begin_served(std::function<bool(uint64_t base)> may,
                       end_last();
                       return true;
                     },
-                    [&](const Round& next) {
-                      if (notes_for_others()) note_past();
-                      note(next);
-                    }})) {
+                    note})) {
     return false;
   }
   is_of_others_ = true;
@@ -347,12 +350,15 @@ void TicketRing::seek(FeedPosition position) {
 
 FeedPosition TicketRing::position(bool looks) {
   const std::scoped_lock lock(consuming_);
-  if (looks) note_received();
-  if (is_active_ && looks) (void)look_at_front();
-  const uint64_t place = place_of(next_);
+  const bool is_noted = looks && notes_for_others();
+  if (is_noted) note_received();
+  if (is_active_ && looks && !is_noted) (void)look_at_front();
+  // Others may receive meanwhile: the place is that of the states.
+  const uint64_t next = is_noted ? std::max(observe(slots_->served()->noted) + 1, round_.base) : next_;
+  const uint64_t place = place_of(next);
   // At the end of this rank's batches others may have some. An end that the generator has said counts once
   // the consumer has seen it: the position does not depend on how far ahead the workers are.
-  const bool has_left = next_ != round_.limit || !order_.is_end_of_all(round_.begin, place);
+  const bool has_left = next != round_.limit || !order_.is_end_of_all(round_.begin, place);
   FeedPosition found{.ignored_index = ignored_index_, .states = states()};
   if (is_active_ && has_left) {
     found.epoch = epoch_;

@@ -195,7 +195,7 @@ class TicketRing : public Tickets {
     return is_served_ && observe(slots_->served()->noted) != ServedState::kNoStates;
   }
   void note_received();
-  void note_past() noexcept;
+  void note_rest(uint64_t last) noexcept;
   void write_noted() noexcept;
   void write_start(uint64_t worker, uint64_t number, std::span<const std::byte> bytes) noexcept;
   void write_successor_start(uint64_t worker) noexcept;

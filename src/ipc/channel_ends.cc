@@ -24,9 +24,7 @@ constexpr uint32_t kCountedRoles = kProducer | kMember;
 
 }  // namespace
 
-bool ChannelEnds::is_alive(uint32_t p) const noexcept {
-  return has_living(control_, p);
-}
+bool ChannelEnds::is_alive(uint32_t p) const noexcept { return has_living(control_, p); }
 
 uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
   uint32_t n = 0;

@@ -258,8 +258,10 @@ TEST_F(Served, NoRoundBeginsBeforeEachLivingConsumerHasEndedThisOne) {
   ends().begin_join(joining->index(), true);
   EXPECT_FALSE(ends().have_all_ended(kBase)) << "it may be of this round";
   EXPECT_EQ(ends().count(), 2U);
-  ends().end_join(joining->index(), kBase);
+  ends().end_join(joining->index(), kBase, true);
   EXPECT_EQ(state().records[joining->index()].word, CursorRecord::kConsumer | CursorRecord::kHasWanted);
+  ends().drop_wanted();
+  EXPECT_EQ(state().records[joining->index()].word, CursorRecord::kConsumer) << "a round has begun";
   EXPECT_TRUE(ends().have_all_ended(kBase)) << "it is not";
   const auto dead = join();
   EXPECT_FALSE(ends().have_all_ended(kBase));

@@ -119,11 +119,9 @@ uint32_t SlotTable::slot_of(uint64_t n) const noexcept {
 
 bool SlotTable::pass(uint64_t n) const noexcept { return raise_to(counters_->passed, n); }
 
-uint64_t SlotTable::begin_anew() const noexcept {
-  const uint64_t next = next_number().number + 1;
-  raise_to(counters_->given, next - 1);
-  pass(next - 1);
-  return next;
+void SlotTable::begin_anew(uint64_t base) const noexcept {
+  raise_to(counters_->given, base - 1);
+  pass(base - 1);
 }
 
 // Makes the slot of number n ready, if n was given, and moves the last number on.

@@ -159,9 +159,16 @@ class SlotTable {
   uint64_t passed() const noexcept { return observe(counters_->passed); }
   // Moves it on; it never moves back. False: it is there, or behind it.
   bool pass(uint64_t n) const noexcept;
-  // Passes all numbers that were given, and the next one: a thread that is about to take it may still get it.
-  // Returns the number after it. Requires that no thread begins to take one.
-  uint64_t begin_anew() const noexcept;
+  // The number after the next one, which a thread that is about to take it may still get. Requires that no
+  // thread begins to take one.
+  uint64_t next_base() const noexcept { return next_number().number + 1; }
+  // Passes all numbers before such a base.
+  void begin_anew(uint64_t base) const noexcept;
+  uint64_t begin_anew() const noexcept {
+    const uint64_t base = next_base();
+    begin_anew(base);
+    return base;
+  }
 
   // Fetch the cache lines of the next number, all at the same time: to give it, and to find its item.
   void prefetch_to_give() const noexcept {
