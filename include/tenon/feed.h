@@ -483,8 +483,8 @@ typedef struct tenon_attached_info {
   int32_t held;       /* that they have */
   int32_t consumers;  /* processes that iterate */
   int32_t is_serving; /* the first epoch has begun, and tenon_feed_serve_end was not called since */
-  int32_t reserved;
-  uint64_t first_number, first_epoch, first_place; /* of the first batch that was served; 0: none yet */
+  int32_t is_first;   /* no other consumer of a queue has got a batch before the last one that came here */
+  uint64_t first_number, first_epoch, first_place; /* where the serving has begun; 0: it has not */
   uint64_t
       last_number;  /* of the last batch that was delivered here; numbers are comparable with first_number */
   const void* note; /* as tenon_serve_options; valid as long as the handle */

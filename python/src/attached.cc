@@ -55,6 +55,7 @@ class NativeAttached {
     d["held"] = info.held;
     d["consumers"] = info.consumers;
     d["is_serving"] = info.is_serving != 0;
+    d["is_first"] = info.is_first != 0;
     d["first_number"] = info.first_number;
     d["first_epoch"] = info.first_epoch;
     d["first_place"] = info.first_place;

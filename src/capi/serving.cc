@@ -109,6 +109,7 @@ void tenon_attached_describe(tenon_attached* attached, tenon_attached_info* out)
   all.held = static_cast<int32_t>(info.held);
   all.consumers = static_cast<int32_t>(info.consumers);
   all.is_serving = info.phase == ServedPhase::kServing ? 1 : 0;
+  all.is_first = info.is_first ? 1 : 0;
   all.first_number = info.first_number;
   all.first_epoch = info.first_epoch;
   all.first_place = info.first_place;

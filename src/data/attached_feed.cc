@@ -517,12 +517,14 @@ void AttachedFeed::note_delivery(const Ticket& ticket, const Batch& batch) {
     (void)add(state.delivered, uint64_t{1});
     (void)add(state.delivered_nbytes, batch.nbytes());
   }
+  uint64_t first = observe(state.first_batch);
+  while ((first == 0 || ticket.number < first) && !exchange(state.first_batch, first, ticket.number)) {
+  }
   has_batch_ = true;
   last_number_.store(ticket.number, std::memory_order_relaxed);
   {
     const std::scoped_lock lock(noting_);
     has_gap_ = has_gap_ || (next_own_ != 0 && next_own_ != ticket.number);
-    wanted_.reset();
   }
   wanted_states_ = {};
   next_own_ = ticket.number + 1;
@@ -548,6 +550,7 @@ void AttachedFeed::note_position(uint64_t next, bool is_end) {
   }
   const std::scoped_lock lock(noting_);
   if (is_end) has_gap_ = false;
+  wanted_.reset();
   delivered_ = std::move(position);
 }
 
@@ -672,6 +675,8 @@ AttachedFeed::Info AttachedFeed::describe() const noexcept {
   info.first_epoch = impl::look(state.first_epoch);
   info.first_place = impl::look(state.first_place);
   info.last_number = last_number_.load(std::memory_order_relaxed);
+  const uint64_t first_batch = observe(state.first_batch);
+  info.is_first = is_broadcast_ || first_batch == 0 || first_batch == info.last_number;
   return info;
 }
 

@@ -127,6 +127,7 @@ class AttachedFeed {
     uint32_t consumers = 0;
     uint64_t first_number = 0, first_epoch = 0, first_place = 0;  // where the serving began; 0: not yet
     uint64_t last_number = 0;                                     // of the last batch that was delivered here
+    bool is_first = false;  // no other consumer of a queue has got a batch of the serving before that one
   };
   Info describe() const noexcept;
   // What Feed::serve() has noted.

@@ -155,7 +155,6 @@ void Feed::check_process() const {
 
 void Feed::begin() {
   check_process();
-  const std::scoped_lock served(serving_);
   check_not_served();
   const std::scoped_lock lock(staging_);
   if (!ahead_.empty()) end_at_consumer();
@@ -168,7 +167,6 @@ void Feed::begin() {
 
 void Feed::end() {
   if (process_.is_child()) return;
-  const std::scoped_lock served(serving_);
   if (is_serving_) return;  // the round is that of consumers in other processes
   const std::scoped_lock lock(staging_);
   end_at_consumer();

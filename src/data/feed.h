@@ -152,6 +152,8 @@ class Feed {
 
   // feed_serving.cc
   ServedEnds ends() const noexcept;
+  bool begin_serving(const ServeOptions& options, int32_t tokens);
+  void take_name();
   void check_not_served() const;
   void read_wanted();
   bool is_round_ended(const TicketRing::RoundView& view) const;

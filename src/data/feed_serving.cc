@@ -42,34 +42,51 @@ void Feed::serve(const ServeOptions& options) {
                 FeedLayout::kNoteNbytes);
   const int32_t tokens = slots.count() - std::max(workers_->threads(), 1);
   if (tokens < 1) throw_error(Code::kValue, "a feed with ", slots.count(), " slots cannot be served");
+  if (begin_serving(options, tokens)) take_name();
+}
+
+// All of it is there before another process can find the feed by its name. True: it has none yet.
+bool Feed::begin_serving(const ServeOptions& options, int32_t tokens) {
+  Slots& slots = workers_->slots();
+  ServedState& state = *slots.served();
   const std::scoped_lock lock(serving_);
   if (is_serving_) throw_error(Code::kValue, "the feed is being served already");
-  const ServedMode before = look(state->mode);
+  const ServedMode before = look(state.mode);
   if (before != ServedMode::kUnserved && before != options.mode)
     throw_error(Code::kValue, "the feed was served in another mode before");
-  // All of it is there before another process can find the feed by its name.
-  store(state->wants, static_cast<uint32_t>(std::max(options.consumers, 0)));
-  store(state->first_number, uint64_t{0});
-  workers_->queue().begin_serving();
-  ends().serve(slots.self());
-  announce(state->phase, ServedPhase::kGathering);
-  if (before == ServedMode::kUnserved) {
-    const FeedLayout& parts = slots.control().head().parts;
-    std::memcpy(slots.control().base() + parts.note_at, options.note.data(), options.note.size());
-    state->note_at = parts.note_at;
-    state->note_nbytes = options.note.size();
-    store(state->tokens, static_cast<uint32_t>(tokens));
-    publish(state->mode, options.mode);
-    try {
-      slots.take_name();
-    } catch (...) {
-      publish(state->mode, ServedMode::kUnserved);
-      throw;
-    }
-  }
   is_serving_ = true;
   has_gathered_ = is_in_round_ = is_beginning_ = false;
   wanted_.clear();
+  store(state.wants, static_cast<uint32_t>(std::max(options.consumers, 0)));
+  store(state.first_number, uint64_t{0});
+  workers_->queue().begin_serving();
+  ends().serve(slots.self());
+  announce(state.phase, ServedPhase::kGathering);
+  if (before != ServedMode::kUnserved) return false;
+  const FeedLayout& parts = slots.control().head().parts;
+  std::memcpy(slots.control().base() + parts.note_at, options.note.data(), options.note.size());
+  state.note_at = parts.note_at;
+  state.note_nbytes = options.note.size();
+  store(state.tokens, static_cast<uint32_t>(tokens));
+  publish(state.mode, options.mode);
+  return true;
+}
+
+// Without serving_: it may wait, and look for signals, which take the lock of the interpreter.
+void Feed::take_name() {
+  Slots& slots = workers_->slots();
+  try {
+    slots.take_name();
+  } catch (...) {
+    const std::scoped_lock lock(serving_);
+    is_serving_ = false;
+    announce(slots.served()->phase, ServedPhase::kOver);
+    publish(slots.served()->mode, ServedMode::kUnserved);
+    throw;
+  }
+  if (!workers_->is_dismissed()) return;
+  slots.drop_name();
+  throw_error(Code::kClosed, "the feed is closed");
 }
 
 void Feed::check_not_served() const {
@@ -221,6 +238,7 @@ void Feed::begin_served_round() {
                                        store(state.closing, uint64_t{0});
                                        if (look(state.first_number) == 0) {
                                          ends.drop_wanted();
+                                         store(state.first_batch, uint64_t{0});
                                          store(state.first_epoch, next.epoch);
                                          store(state.first_place, next.begin);
                                          publish(state.first_number, next.base);

@@ -47,6 +47,8 @@ TicketRing::Front TicketRing::look_at_front(uint32_t* found) noexcept {
     if (front.kind == Look::kBatch) return Front::kBatch;
     if (front.kind == Look::kFailure) return Front::kFailure;
     if (front.kind == Look::kEnd) return Front::kEnd;
+    // Else a consumer would miss the state, and could not tell it from a batch of another one.
+    if (is_of_others_ && slots_->served_ends().count() > 0) return Front::kSkip;
     if (front.slot != SlotTable::kNone && !control_.is_broadcast() && receive(front.slot)) {
       if (notes_for_others()) {  // in order, behind what they have received
         slots_->served_ends().release(slots_->self(), front.slot, next_);
@@ -71,9 +73,11 @@ void TicketRing::pass_front() noexcept {
 
 // Of the settled ticket next_, which the consumer passes.
 void TicketRing::read_notes(uint32_t slot, uint64_t number) noexcept {
+  // The notes before the number of their ticket: a worker writes the number first.
   const uint32_t notes = look(record(slot).notes);
   ignored_index_ = ignored_index_ || (notes & kIgnoredIndex) != 0;
   if ((notes & kHasState) == 0 || states_.empty()) return;
+  if (look(record(slot).number) != number) return;  // it was skipped, and its slot is another ticket's
   const uint64_t before = states_[worker_of(round_, place_of(number))].number;
   if (number < before && before <= table_.given()) return;  // the end of a round is read before the rest
   const std::span<const std::byte> bytes = layout_.state_in(slots_->data(static_cast<int32_t>(slot)));
@@ -276,6 +280,8 @@ void TicketRing::begin_serving() {
   // Consumers of an earlier serving may still receive what it has left. They are noted later, unless the
   // feed's own consumer has begun a round since.
   note_received();
+  if (is_own()) end_epoch();
+  is_of_others_ = true;
   ServedState& state = *slots_->served();
   if (control_.head().has(kHasStates) && observe(state.noted) == ServedState::kNoStates)
     announce(state.noted, table_.passed());

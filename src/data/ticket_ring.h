@@ -155,8 +155,8 @@ class TicketRing : public Tickets {
     uint64_t number = 0;
     StateRef shared;  // the bytes, once a caller has wanted them
   };
-  // What lies at the consumer's place.
-  enum class Front { kPending, kBatch, kFailure, kEnd };
+  // What lies at the consumer's place. kSkip: consumers in other processes pass it.
+  enum class Front { kPending, kBatch, kFailure, kEnd, kSkip };
   // What a consumer that waits without the lock has seen.
   struct Seen {
     uint64_t next = 0;
@@ -231,7 +231,7 @@ class TicketRing : public Tickets {
   bool is_resumed_ = false;
   bool ignored_index_ = false;
   bool is_active_ = false;
-  bool is_of_others_ = false;      // begin_served() has begun the round
+  bool is_of_others_ = false;      // it is served: begin_served() has begun the round, or will
   std::vector<LastState> states_;  // by worker
   uint64_t foreign_ = UINT64_MAX;  // the number of the last state that came from elsewhere
   int64_t waiting_since_ns_ = 0;   // 0: the last call got its batch

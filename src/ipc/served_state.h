@@ -66,6 +66,7 @@ struct ServedState {
   static constexpr uint64_t kProvisional = uint64_t{1} << 63;
   std::atomic<uint64_t> closing;
   std::atomic<uint64_t> first_number, first_epoch, first_place;  // where the serving began; 0: not yet
+  std::atomic<uint64_t> first_batch;  // the number of the first batch that a consumer got; 0: none
   std::atomic<uint64_t> delivered, delivered_nbytes, starved_ns;
 
   alignas(64) Event ends;  // a record or the phase has changed

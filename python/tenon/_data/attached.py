@@ -144,15 +144,14 @@ class AttachedFeed(Forms):
             epoch, place, state.get("worker", 0), state.get("indexed") is False, states, ranks[0], ranks[1]
         )
 
-    def _check_wanted(self, is_first: bool) -> None:
-        """Whether the epoch has begun where it was wanted. is_first: a batch has come, which may be the first
-        one."""
+    def _check_wanted(self) -> None:
+        """Whether the epoch has begun where it was wanted, when its first batch or its end has come."""
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return
         facts = self._opened().describe()
         began = facts["first_epoch"], facts["first_place"]
-        is_first = is_first and facts["first_number"] == facts["last_number"]
+        is_first = facts["is_first"] and facts["first_number"] != 0
         if not is_first or began != (wanted["epoch"], wanted["next"]):
             raise TenonError(
                 f"feed {self.name!r} has not continued at batch {wanted['next']} of epoch "
@@ -216,14 +215,14 @@ class _Epoch(Iteration):
                     batch = native.next(feed.timeout, log.warning)
                 except OpError as error:
                     if not is_of_user(error):
-                        feed._check_wanted(False)
+                        feed._check_wanted()
                         add_failure(error, feed._op, native.failure())
                     raise
             if batch is not None:
-                feed._check_wanted(True)
+                feed._check_wanted()
                 return self._convert(batch)
             self._end()
-            feed._check_wanted(False)
+            feed._check_wanted()
         except BaseException as error:
             # The next call goes on after Ctrl-C, after a TimeoutError (the caller may release batches), and
             # after an exception of a signal handler in the wait.
