@@ -218,7 +218,9 @@ def test_a_batch_is_lost_only_with_the_consumer_that_had_it(mode):
                 assert codes[doomed:] == [0] * (count - doomed)
                 texts = [consumer.stdout.read() for consumer in consumers]
             server.close()
-            assert (feed.stats().slots_held, feed.stats().batches) == (0, len(every))
+            assert feed.stats().slots_held == 0
+            # A consumer may be killed after it has received a batch, before it counts it.
+            assert 0 <= len(every) - feed.stats().batches <= doomed
         # The last line of a killed process may be cut.
         taken = [[int(line) for line in text.split(b"\n")[:-1]] for text in texts]
         for numbers in taken:
