@@ -35,6 +35,7 @@
 
 #include "faults.h"
 #include "ipc/segments.h"
+#include "serving.h"
 #include "tenon/arena.hpp"
 #include "tenon/channel.hpp"
 #include "tenon/dlpack.h"
@@ -552,6 +553,7 @@ constexpr Case kCases[] = {
     {"WatchChannel", watch_channel},
     {"UseArena", use_arena},
     {"RunFeed", run_feed},
+    {"ServeFeed", [](const Neighbour::Told&) { tenon::faults::serve_feed(); }},
     {"TraceSession", trace_session},
     {"DescribeAndCollect", describe_and_collect},
 };
