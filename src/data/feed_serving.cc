@@ -64,7 +64,8 @@ bool Feed::begin_serving(const ServeOptions& options, int32_t tokens) {
   announce(state.phase, ServedPhase::kGathering);
   if (before != ServedMode::kUnserved) return false;
   const FeedLayout& parts = slots.control().head().parts;
-  std::memcpy(slots.control().base() + parts.note_at, options.note.data(), options.note.size());
+  if (!options.note.empty())
+    std::memcpy(slots.control().base() + parts.note_at, options.note.data(), options.note.size());
   state.note_at = parts.note_at;
   state.note_nbytes = options.note.size();
   store(state.tokens, static_cast<uint32_t>(tokens));
