@@ -464,11 +464,15 @@ void Feed::close(int64_t timeout_ns) {
     device = std::move(device_);
     is_on_device_.store(false, std::memory_order_relaxed);
   }
-  if (workers_->is_inline() && !workers_->is_called_by_worker()) workers_->leave_inline(timeout_ns);
+  const bool is_filled_here = workers_->is_inline() && !workers_->is_called_by_worker();
+  const auto wait_until_left = [&](int64_t ns) {
+    if (is_filled_here) workers_->leave_inline(ns);  // once no other thread fills
+    return workers_->wait_until_left(ns);
+  };
   // On a busy machine, threads that have nothing to do may need longer than the caller would wait for a fill.
   const bool may_wait = workers_->are_started() || !workers_->is_called_by_worker();
-  const bool have_left = may_wait && (workers_->wait_until_left(timeout_ns) ||
-                                      (!workers_->is_busy() && workers_->wait_until_left(kLeaveNs)));
+  const bool have_left =
+      may_wait && (wait_until_left(timeout_ns) || (!workers_->is_busy() && wait_until_left(kLeaveNs)));
   for (size_t i = 0; i < threads_->size(); ++i) {
     std::thread& thread = (*threads_)[i];
     if (!thread.joinable()) continue;

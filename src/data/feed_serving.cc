@@ -81,6 +81,7 @@ void Feed::take_name() {
   } catch (...) {
     const std::scoped_lock lock(serving_);
     is_serving_ = false;
+    workers_->queue().end_serving();
     announce(slots.served()->phase, ServedPhase::kOver);
     publish(slots.served()->mode, ServedMode::kUnserved);
     throw;
@@ -284,6 +285,7 @@ void Feed::serve_end() noexcept {
   closing = std::max(closing, table.passed() + 1);
   announce(state.closing, closing);
   announce(state.phase, ServedPhase::kOver);
+  workers_->queue().end_serving();
   for (Event* const event : {&slots.control().shared().settled, &state.ends}) event->signal_all();
 }
 

@@ -202,6 +202,8 @@ TEST(ServedStates, AServedRoundIsNoneForTheFeedsOwnConsumer) {
   const uint32_t p = bench.slots->self();
   ASSERT_TRUE(ends.take(p, static_cast<uint32_t>(ticket.slot), ticket.number));
   ends.release(p, static_cast<uint32_t>(ticket.slot), ticket.number);
+  EXPECT_THROW(bench.ring.begin(), Error) << "it is being served";
+  bench.ring.end_serving();
   bench.ring.begin();
   bench.publish(bench.take());
   EXPECT_EQ(bench.next(), NextBatch::kBatch);

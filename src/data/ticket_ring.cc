@@ -201,6 +201,8 @@ void TicketRing::notify_consumers() noexcept {
 void TicketRing::begin() {
   const std::scoped_lock lock(consuming_);
   if (is_stopped()) throw_error(Code::kClosed, "the feed is closed");
+  if (is_being_served_)
+    throw_error(Code::kValue, "the feed is being served to other processes, which get its batches");
   if (is_active_) end_epoch();
   if (is_served_) announce(slots_->served()->noted, ServedState::kNoStates);  // next() notes states itself
   (void)begin_round({});
@@ -281,10 +283,15 @@ void TicketRing::begin_serving() {
   // feed's own consumer has begun a round since.
   note_received();
   if (is_own()) end_epoch();
-  is_of_others_ = true;
+  is_of_others_ = is_being_served_ = true;
   ServedState& state = *slots_->served();
   if (control_.head().has(kHasStates) && observe(state.noted) == ServedState::kNoStates)
     announce(state.noted, table_.passed());
+}
+
+void TicketRing::end_serving() noexcept {
+  const std::scoped_lock lock(consuming_);
+  is_being_served_ = false;
 }
 
 // What is left of the last round is past.

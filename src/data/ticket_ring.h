@@ -67,7 +67,7 @@ class TicketRing : public Tickets {
     std::optional<TicketFailure> failure;  // kFailure
   };
 
-  // Fails with kClosed after stop().
+  // Fails with kClosed after stop(), and with kValue while the feed is served.
   void begin();
   void end();
   // The same, as if the consumers had got only what lies before the position, which position() has returned
@@ -106,8 +106,9 @@ class TicketRing : public Tickets {
   // For the server of consumers in other processes, in place of begin() and next(). They leave a slot with a
   // state until the server has noted it, which each of these functions does, and position().
 
-  // From now on.
+  // From now on, until end_serving(): begin() fails with kValue.
   void begin_serving();
+  void end_serving() noexcept;
 
   // Begins the next round if may(base of the last one) holds while no consumer can join. note: is called
   // then, with the next one. False: it may not.
@@ -231,7 +232,8 @@ class TicketRing : public Tickets {
   bool is_resumed_ = false;
   bool ignored_index_ = false;
   bool is_active_ = false;
-  bool is_of_others_ = false;      // it is served: begin_served() has begun the round, or will
+  bool is_of_others_ = false;  // it is served: begin_served() has begun the round, or will
+  bool is_being_served_ = false;
   std::vector<LastState> states_;  // by worker
   uint64_t foreign_ = UINT64_MAX;  // the number of the last state that came from elsewhere
   int64_t waiting_since_ns_ = 0;   // 0: the last call got its batch

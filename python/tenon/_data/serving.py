@@ -131,8 +131,9 @@ class Server:
     # ------------------------------------------------------------------------- in the serving thread
 
     def _start_thread(self) -> None:
-        self._thread = threading.Thread(target=self._run_thread, name="tenon serve", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run_thread, name="tenon serve", daemon=True)
+        thread.start()
+        self._thread = thread  # which another thread may join from now on
 
     def _run_thread(self) -> None:
         try:
@@ -264,9 +265,9 @@ def serve(feed: OwnFeed, mode: str, epochs: int | None, consumers: int, backgrou
         feed._native.serve(mode == "broadcast", consumers, note)
         feed._mode = mode
         server = feed._server = Server(feed, mode, epochs, consumers)
-    if background:
-        server._start_thread()
-    else:
+        if background:
+            server._start_thread()
+    if not background:
         server._run()
     return server
 
