@@ -462,7 +462,7 @@ typedef struct tenon_serve_counts {
   int32_t reserved;
   uint64_t batches; /* that consumers have received */
   uint64_t nbytes;
-  uint64_t starved_ns; /* that consumers have waited for batches, over all of them */
+  uint64_t starved_ns; /* that a consumer has waited for batches, on average */
 } tenon_serve_counts;
 
 /* Zeros for a feed without a name. */

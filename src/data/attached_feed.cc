@@ -588,11 +588,16 @@ bool AttachedFeed::next(int64_t timeout_ns, Ref<Batch>& batch) {
   if (waiting_since_ns_.load(std::memory_order_relaxed) == 0)
     waiting_since_ns_.store(began, std::memory_order_relaxed);
   FeedShared& shared = slots_->control().shared();
+  // Its part of the average: the sum over all consumers would be longer than the time itself.
   struct Note {
-    ServedState& state;
+    const ServedEnds& ends;
     const int64_t began;
-    ~Note() { (void)add(state.starved_ns, static_cast<uint64_t>(now_ns() - began)); }
-  } const note{ends_.state(), began};
+    const uint32_t before;  // some may end while this one waits
+    ~Note() {
+      const uint64_t consumers = std::max({ends.count(), before, 1U});
+      (void)add(ends.state().starved_ns, static_cast<uint64_t>(now_ns() - began) / consumers);
+    }
+  } const note{ends_, began, ends_.count()};
   bool is_in_time = true;
   while (waits(step) && is_in_time) {
     const Step before = step;

@@ -663,5 +663,29 @@ TEST(AttachedFeed, WhatALiarWritesIsFound) {
   }
 }
 
+TEST(AttachedFeed, ConsumersThatWaitTogetherStarveNoLongerThanThat) {
+  TENON_SKIP_UNDER_TSAN();
+  const std::string name = unique_name();
+  const auto body = [&] {
+    AttachedFeed feed(name);
+    feed.begin();
+    Peer::say();
+    while (feed.describe().consumers < 3) std::this_thread::yield();
+    Ref<Batch> batch;
+    return feed.next(500'000'000, batch) ? 1 : 0;
+  };
+  Peer a(body), b(body), c(body);
+  Served served(20, -1, 0, name);
+  served.feed->serve({.consumers = 4});
+  for (Peer* const peer : {&a, &b, &c}) {
+    peer->go();
+    peer->hear();
+  }
+  const int64_t began = now_ns();
+  for (Peer* const peer : {&a, &b, &c}) EXPECT_EQ(peer->join(), 0);
+  EXPECT_GE(served.feed->serve_counts().starved_ns, 400'000'000U);
+  EXPECT_LE(served.feed->serve_counts().starved_ns, static_cast<uint64_t>(now_ns() - began + 100'000'000));
+}
+
 }  // namespace
 }  // namespace tenon::impl
