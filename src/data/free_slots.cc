@@ -17,24 +17,8 @@ int32_t FreeSlots::try_take(uint32_t holder) const noexcept {
   return control_.is_broadcast() ? try_take_spare(holder) : kNone;
 }
 
-// What is passed, and noted, is read before the roles and the cursors: a consumer that joins announces its
-// word, then reads what is passed. The bits come last: one that reads sets its bit, then looks at the word. A
-// dead consumer counts until it is reaped.
 uint64_t FreeSlots::floor() const noexcept {
-  const ServedState& state = *control_.served();
-  uint64_t least = std::min(table_.passed(), observe(state.noted));
-  const uint64_t base = observe(control_.shared().round.base);
-  visit_bits(state.users, [&](uint32_t place) {
-    const CursorRecord& record = state.records[place];
-    if (observe(record.word) == CursorRecord::kNone) return;
-    least = std::min(least, std::max(observe(record.cursor), base - 1));
-  });
-  return least;
-}
-
-bool FreeSlots::is_spare(uint32_t slot, uint64_t word, uint64_t floor) const noexcept {
-  return SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= floor &&
-         is_empty(table_.readers(slot));
+  return floor_of(*control_.served(), table_, observe(control_.shared().round.base));
 }
 
 int32_t FreeSlots::try_take_spare(uint32_t holder) const noexcept {
@@ -42,7 +26,7 @@ int32_t FreeSlots::try_take_spare(uint32_t holder) const noexcept {
   for (int32_t i = 0; i < made(); ++i) {
     const auto slot = static_cast<uint32_t>(i);
     const uint64_t word = table_.word(slot);
-    if (is_spare(slot, word, floor) && table_.take(holder, slot, word, 0)) return i;
+    if (is_spare(table_, slot, word, floor) && table_.take(holder, slot, word, 0)) return i;
   }
   return kNone;
 }
@@ -64,7 +48,7 @@ bool FreeSlots::has_free() const noexcept {
   const uint64_t floor = this->floor();
   for (int32_t i = 0; i < made(); ++i) {
     const auto slot = static_cast<uint32_t>(i);
-    if (is_spare(slot, table_.word(slot), floor)) return true;
+    if (is_spare(table_, slot, table_.word(slot), floor)) return true;
   }
   return false;
 }

@@ -66,7 +66,6 @@ class FreeSlots {
   void wake() const noexcept;
 
  private:
-  bool is_spare(uint32_t slot, uint64_t word, uint64_t floor) const noexcept;
   int32_t try_take_spare(uint32_t holder) const noexcept;
   bool is_over() const noexcept { return observe(control_.shared().is_over) != 0; }
 

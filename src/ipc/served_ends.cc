@@ -148,22 +148,23 @@ bool ServedEnds::is_read(uint32_t slot) const noexcept {
   return is_read;
 }
 
-uint64_t ServedEnds::floor(uint64_t base) const noexcept {
-  uint64_t least = std::min(table_.passed(), observe(state_->noted));
+// What is passed, and noted, is read before the roles and the cursors: a consumer that joins announces its
+// word, then reads what is passed. The bits come last: one that reads sets its bit, then looks at the word. A
+// dead consumer counts until it is reaped.
+uint64_t floor_of(const ServedState& state, const SlotTable& table, uint64_t base) noexcept {
+  uint64_t least = std::min(table.passed(), observe(state.noted));
   const uint64_t past = base == 0 ? 0 : base - 1;
-  visit_consumers([&](uint32_t p) {
-    if (is_alive(p)) least = std::min(least, std::max(observe(state_->records[p].cursor), past));
+  visit_bits(state.users, [&](uint32_t place) {
+    const CursorRecord& record = state.records[place];
+    if (observe(record.word) == CursorRecord::kNone) return;
+    least = std::min(least, std::max(observe(record.cursor), past));
   });
   return least;
 }
 
-bool ServedEnds::take_over(uint32_t holder, uint32_t slot, uint64_t n, uint64_t base) const noexcept {
-  const auto is_spare = [&] { return n <= floor(base) && !is_read(slot); };
-  if (!is_spare() || !table_.claim(holder, slot, n)) return false;
-  const bool is_taken = is_spare();  // a consumer may have come before the claim
-  table_.end_claim(holder, slot, n, is_taken);
-  if (!is_taken) signal(state_->pool().settled);  // a consumer that has found it claimed looks again
-  return is_taken;
+bool is_spare(const SlotTable& table, uint32_t slot, uint64_t word, uint64_t floor) noexcept {
+  return SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= floor &&
+         is_empty(table.readers(slot));
 }
 
 uint32_t ServedEnds::held() const noexcept {
@@ -228,8 +229,7 @@ void ServedEnds::clear(uint32_t p) const noexcept {
         (void)table_.pass(n);
         give_back(i, word);
       } else {
-        const bool is_claim = SlotWord::kind(word) == SlotWord::kClaimed;
-        (void)table_.change(i, word, is_claim ? SlotWord::ready(n) : uint64_t{SlotWord::kFree});
+        (void)table_.change(i, word, SlotWord::kFree);
       }
     }
     // It may have died before it looked whether this was noted meanwhile.

@@ -78,16 +78,12 @@ class ServedEnds {
       *is_first = note_read(p, n);
       return true;
     }
-    end_read(p, slot);  // who claims the slot may have seen the bit
+    end_read(p, slot);
     return false;
   }
   void end_read(uint32_t p, uint32_t slot) const noexcept;
   // A living process reads the slot.
   bool is_read(uint32_t slot) const noexcept;
-  // Of a broadcast: the last number up to which slots may be taken again. base: of the round.
-  uint64_t floor(uint64_t base) const noexcept;
-  // Of a broadcast: ready(n) -> held(holder, 0), if no consumer wants or reads it.
-  bool take_over(uint32_t holder, uint32_t slot, uint64_t n, uint64_t base) const noexcept;
 
   // It has the word of a batch whose state may not be noted yet.
   static bool is_settled(uint64_t word) noexcept;

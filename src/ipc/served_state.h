@@ -97,6 +97,14 @@ struct ServedState {
     return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(this) + offset);
   }
 };
+
+// Of a broadcast: the last number that all consumers have received and whose state is noted. base: of the
+// round.
+uint64_t floor_of(const ServedState& state, const SlotTable& table, uint64_t base) noexcept;
+// Whether the slot, which has this word, may be filled again: its batch is not above the floor, and nobody
+// reads it.
+bool is_spare(const SlotTable& table, uint32_t slot, uint64_t word, uint64_t floor) noexcept;
+
 static_assert(sizeof(CursorRecord) == 192 && sizeof(ServedState) % 64 == 0);
 static_assert(sizeof(ServedState) <= 1024 + kParticipants * sizeof(CursorRecord));
 static_assert(sizeof(SlotPoolState) <= ServedState::kPoolNbytes);

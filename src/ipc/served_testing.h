@@ -24,7 +24,9 @@ inline uint32_t lend(const ServedEnds& ends, uint64_t base = 0) {
     if (table.take_free(kWorker, i)) return i;
     const uint64_t word = table.word(i);
     const bool is_ready = ends.is_broadcast() && SlotWord::kind(word) == SlotWord::kReady;
-    if (is_ready && ends.take_over(kWorker, i, SlotWord::number(word), base)) return i;
+    if (is_ready && is_spare(table, i, word, floor_of(ends.state(), table, base)) &&
+        table.take(kWorker, i, word, 0))
+      return i;
   }
   return kNoSlot;
 }
