@@ -497,7 +497,7 @@ TEST(TicketRing, AnAbandonedTicketGoesOnInAnotherSlotAndWhatComesLateIsDropped) 
   EXPECT_EQ(bench.ring.snapshot().filling, 1);
   EXPECT_EQ(bench.free_slots(), 1);
   bench.ring.fail(bench.ticket, 0, failure_of(1, "late"));
-  EXPECT_EQ(bench.free_slots(), 2) << "its slot is free, once";
+  EXPECT_EQ(bench.free_slots(), 2) << "its slot is free, once; a feed makes it spare (Workers::return_late)";
   EXPECT_EQ(bench.next(), NextBatch::kLate);
   bench.publish(bench.again);
   ASSERT_EQ(bench.next(), NextBatch::kBatch);

@@ -343,6 +343,7 @@ class History : public testing::TestWithParam<Kind> {
       } while (!HasFatalFailure() && !begin(base));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    // In one step, so consumers of a broadcast may differ by one. served_closing_test.cc has the two steps.
     uint64_t closing = feed_->table().passed() + 1;
     const auto is_ready = [&](uint64_t n) {
       const uint32_t slot = feed_->table().slot_of(n);

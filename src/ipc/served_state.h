@@ -9,7 +9,8 @@
 //   entries   SlotEntry of each number
 //
 // Then the parts of the feed itself (data/feed_control.h). The second block of the segment contains the
-// slots. The control part is mapped together with the places (Control).
+// slots. The control part is mapped together with the places (Control). Reapers and reports read it without a
+// look at the version of feeds, so a change needs the next version of segments (kMajor, layout.h).
 #pragma once
 
 #include "ipc/layout.h"

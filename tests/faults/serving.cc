@@ -15,6 +15,8 @@
 namespace tenon::faults {
 namespace {
 
+namespace api = tenon::api0;
+
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr uint64_t kBatches = 4;
 

@@ -13,7 +13,8 @@
 // round after its first; one that has joined before the first round takes part in that. A number is
 // received once (QUEUE), or by each consumer that is in the round, in order (BROADCAST). If the server
 // closes within a round (CLOSES, in a broadcast), all that are in it have received the same. No process
-// sleeps that could continue.
+// sleeps that could continue. The server reads cursor and bit of a consumer in one step here; the code reads
+// all cursors, then all bits.
 // variant: QUEUE holds
 // variant: BROADCAST holds
 // variant: CLOSES holds

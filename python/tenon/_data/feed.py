@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _CLOSE_SECONDS = 1.0
 
+# In the order of tenon_on_error and tenon_on_starved.
 _ON_ERROR = ("raise", "skip", "retry")
 _ON_STARVED = ("wait", "copy", "grow", "raise")
 
