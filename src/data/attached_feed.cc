@@ -557,16 +557,7 @@ void AttachedFeed::note_position(uint64_t next, bool is_end) {
 void AttachedFeed::throw_failure(uint64_t number, const TicketFailure& f) {
   const Ticket ticket = tickets_.ticket_at(round_, number);
   const std::scoped_lock lock(noting_);
-  failure_ = {};
-  failure_.kind = f.kind;
-  failure_.code = f.code;
-  failure_.worker = f.worker;
-  failure_.pid = f.pid;
-  failure_.exit_signal = f.exit_signal;
-  failure_.exit_code = f.exit_code;
-  failure_.epoch = ticket.epoch;
-  failure_.index = ticket.index;
-  std::memcpy(failure_.text, f.message, sizeof failure_.text);
+  failure_ = failure_record(ticket, f);
   throw Error(Code::kOp, failure_text(ticket, f, slots_->control().head()), f.code);
 }
 

@@ -2,6 +2,7 @@
 #include "data/failure_text.h"
 
 #include <signal.h>
+#include <cstring>
 
 #include <cstdio>
 
@@ -90,6 +91,21 @@ std::string failure_text(const Ticket& ticket, const TicketFailure& f, const Fee
                      worker.empty() ? "" : concat(" in ", worker));
   }
   return concat(text, f.message[0] == '\0' ? "" : ": ", f.message);
+}
+
+tenon_feed_failure failure_record(const Ticket& ticket, const TicketFailure& f) noexcept {
+  tenon_feed_failure record{};
+  record.kind = f.kind;
+  record.code = f.code;
+  record.worker = f.worker;
+  record.pid = f.pid;
+  record.exit_signal = f.exit_signal;
+  record.exit_code = f.exit_code;
+  record.epoch = ticket.epoch;
+  record.index = ticket.index;
+  static_assert(sizeof record.text == sizeof f.message);
+  std::memcpy(record.text, f.message, sizeof record.text);
+  return record;
 }
 
 }  // namespace tenon::impl

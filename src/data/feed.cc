@@ -353,16 +353,7 @@ void Feed::throw_failure(const TicketRing::Delivery& item) {
 
 void Feed::note_failure(const Ticket& ticket, const TicketFailure& f) {
   const std::scoped_lock lock(failing_);
-  failure_ = {};
-  failure_.kind = f.kind;
-  failure_.code = f.code;
-  failure_.worker = f.worker;
-  failure_.pid = f.pid;
-  failure_.exit_signal = f.exit_signal;
-  failure_.exit_code = f.exit_code;
-  failure_.epoch = ticket.epoch;
-  failure_.index = ticket.index;
-  std::memcpy(failure_.text, f.message, sizeof failure_.text);
+  failure_ = failure_record(ticket, f);
 }
 
 void Feed::note_delivery(const Batch& batch) noexcept {

@@ -46,7 +46,7 @@ class ClosingBroadcast : public testing::Test {
     for (const int fd : gate_) close(fd);
   }
 
-  // Who comes to its store first, and goes on first. kServerFirstAndOn: the server in both.
+  // Which process reaches its store first, and goes on first. kServerFirstAndOn: the server in both.
   enum class Order { kServerFirst, kConsumerFirst, kServerFirstAndOn };
   // The server stops before store number `of_server` of the end, the first consumer before store number
   // `of_consumer` of the third batch; 0: never. Then they go on, one after the other.

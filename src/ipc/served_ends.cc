@@ -54,7 +54,7 @@ void ServedEnds::end_join(uint32_t p, uint64_t ended, bool keeps_wanted) const n
   signal(state_->ends);
 }
 
-// While no consumer is joining: who comes now finds that the round has begun.
+// Requires that no consumer is joining. One that joins later finds that the round has begun.
 void ServedEnds::drop_wanted() const noexcept {
   visit_consumers([&](uint32_t p) {
     uint64_t seen = CursorRecord::kConsumer | CursorRecord::kHasWanted;

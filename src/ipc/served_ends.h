@@ -70,8 +70,8 @@ class ServedEnds {
     bool is_first = false;
     return read(p, slot, n, &is_first, [] { return true; });
   }
-  // The same, if may() holds then: whoever looks at the bits meanwhile sees this one. is_first: no other one
-  // has read it before.
+  // The same, if may() holds. It is asked after the bit is set, so a process that looks at the bits later
+  // sees this reader. is_first: no other consumer has read the batch before.
   template <class May>
   bool read(uint32_t p, uint32_t slot, uint64_t n, bool* is_first, May may) const noexcept {
     if (begin_read(p, slot, n) && may()) {
