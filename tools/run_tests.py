@@ -53,6 +53,8 @@ SMOKE = (
     "tests/python/lifetime/test_refcounts.py",
     "tests/python/share/test_arena.py",
     "tests/python/share/test_channel.py",
+    "tests/python/share/test_serve_attach.py",
+    "tests/python/share/test_serve_resume.py",
     "tests/python/share/test_share_turns.py",
 )
 

@@ -47,11 +47,15 @@ class Item {
     }
     throw Error(TENON_ERR_NOT_FOUND, "the channel has no field '" + std::string(name) + "'");
   }
+  // The size of a loan of a channel of bytes from now on. Fails as tenon_item_set_nbytes.
+  void resize(uint64_t nbytes) { call(tenon_item_set_nbytes, handle_.get(), nbytes); }
   uint64_t sequence() const noexcept { return tenon_item_sequence(handle_.get()); }
 
   // Sends a loan. Fails with VALUE (not a loan), CLOSED (the channel was closed here), LEASE_ESCAPED (a view,
   // a lease or an op uses one of its arrays) and OP (an op failed to write one): it cannot be sent any more.
   void send() { call(tenon_item_send, handle_.get()); }
+  // Drops a loan and ends its arrays. Fails as tenon_item_drop.
+  void drop() { call(tenon_item_drop, handle_.get()); }
   // Gives a received item back. Fails as tenon_item_put_back.
   void put_back() { call(tenon_item_put_back, handle_.get()); }
 
@@ -72,9 +76,24 @@ class Channel {
     return Channel(detail::call_for<tenon_channel*>(
         tenon_channel_create, static_cast<int32_t>(described.size()), described.data(), &options, &raw));
   }
+  // A channel of bytes. largest: of one item; 0: as there. Fails as tenon_channel_create_bytes.
+  static Channel create_bytes(uint64_t nbytes, uint64_t largest = 0, int32_t slots = 256,
+                              ChannelMode mode = ChannelMode::kQueue, WhenFull when_full = WhenFull::kWait,
+                              const SharedOptions& shared = {}) {
+    const tenon_channel_options options{sizeof options, slots, static_cast<int32_t>(mode),
+                                        static_cast<int32_t>(when_full)};
+    const tenon_shared_options raw = detail::raw_options(shared);
+    return Channel(
+        detail::call_for<tenon_channel*>(tenon_channel_create_bytes, &options, nbytes, largest, &raw));
+  }
   // The channel of another process. memory: its memory, attached or opened here.
   static Channel open(const Array& memory) {
     return Channel(detail::call_for<tenon_channel*>(tenon_channel_open, memory.get()));
+  }
+
+  // The same, with TENON_AWAIT_PRODUCERS and TENON_RECEIVE_LATEST. Fails as tenon_channel_open_as.
+  static Channel open_as(const Array& memory, uint32_t flags) {
+    return Channel(detail::call_for<tenon_channel*>(tenon_channel_open_as, memory.get(), flags));
   }
 
   tenon_channel* get() const noexcept { return handle_.get(); }
@@ -84,6 +103,12 @@ class Channel {
   Item loan(std::chrono::nanoseconds timeout = forever) const {
     return Item(detail::call_for<tenon_item*>(tenon_channel_loan, get(), detail::timeout_ns(timeout),
                                               static_cast<const char*>(nullptr)),
+                get());
+  }
+  // A slot with so many bytes, of a channel of bytes. Fails as tenon_channel_loan_bytes.
+  Item loan_bytes(uint64_t nbytes, std::chrono::nanoseconds timeout = forever) const {
+    return Item(detail::call_for<tenon_item*>(tenon_channel_loan_bytes, get(), nbytes,
+                                              detail::timeout_ns(timeout), static_cast<const char*>(nullptr)),
                 get());
   }
   // The next item; empty if all producers have closed the channel. Fails as tenon_channel_receive.

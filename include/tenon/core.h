@@ -745,7 +745,8 @@ typedef struct tenon_parameter {
   const char* name; /* "" if the prototype has none; exists as long as the function */
   int32_t is_pointer;
   int32_t is_const;  /* pointers: the function only reads */
-  int32_t is_void;   /* void* (any dtype), or no result */
+  int32_t is_void;   /* 1: void* (any dtype), or no result. 2: a pointer to a type that is unknown here, which
+                      * takes an address */
   int32_t is_status; /* a result of type int */
   tenon_dtype dtype; /* of the number, or of the target of the pointer */
 } tenon_parameter;

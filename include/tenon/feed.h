@@ -102,11 +102,12 @@ enum tenon_generator_flags {
   TENON_STARTS_THREADS = 1 << 10
 };
 
-/* A constant for tenon_function_bind: an array for a pointer parameter, a number for other parameters. */
+/* A constant for tenon_function_bind: an array or (void pointers and those to unknown types) an address for a
+ * pointer parameter, a number for other parameters. */
 typedef struct tenon_constant {
   const char* name;
   tenon_array* array; /* NULL: use value */
-  tenon_value value;  /* i for integer parameters, f for floating-point parameters */
+  tenon_value value;  /* i for integer parameters, f for floating-point parameters, p for pointers */
 } tenon_constant;
 
 /* A generator that calls function. Each parameter is bound by its name to a field of the schema, to a

@@ -33,10 +33,13 @@ extern "C" {
  * When an array is released, the memory is used again after all work that the process has submitted to its
  * GPUs before: see device.h. Before an array is sent, the work that writes it has to be done. */
 #define TENON_POOL_PINNED 1u
+/* The caller tries again by itself after a call without room. So such a call is not counted as refused: the
+ * caller counts with tenon_tensor_pool_note what it refuses. \since 0.7 */
+#define TENON_POOL_NOTES_REFUSALS 2u
 
 typedef struct tenon_pool_options {
   uint32_t struct_size;
-  uint32_t flags;         /* TENON_POOL_PINNED */
+  uint32_t flags;         /* TENON_POOL_PINNED, TENON_POOL_NOTES_REFUSALS */
   uint64_t budget_nbytes; /* the memory of all arrays, in whole pages; it is taken when it is needed */
   uint64_t idle_nbytes;   /* free memory that stays allocated; more is returned after one second */
   int64_t timeout_ns;     /* the time limit of messages; < 0: none */
@@ -143,6 +146,39 @@ TENON_API tenon_status tenon_message_take_over(const void* data, uint64_t nbytes
 /* 1: the message, which this process has sent or opened, has not ended. */
 TENON_API int32_t tenon_message_is_unopened(const void* data, uint64_t nbytes);
 
+/* Containers: a process that shares neither the PID namespace nor /proc nor the user namespace with the
+ * process of a pool cannot open the memory of its messages. It gets the memory at a Unix socket in a
+ * directory that both see. Afterwards messages of the pool are opened as elsewhere. \since 0.7 */
+
+/* Counted references. */
+typedef struct tenon_pool_server tenon_pool_server;
+typedef struct tenon_pool_link tenon_pool_link;
+
+/* Serves a pool of this process at a new socket, in a thread, to processes of this user. backlog: connections
+ * that may wait (64 is usual). The socket is removed with the last release, and at the end of the process;
+ * one that a killed process has left is replaced. A forked child does not serve. What processes have got
+ * stays theirs. Fails with SYSTEM (another process listens at the path; it is no socket; there is no /proc),
+ * VALUE (path: 1 to 107 bytes, of a file system), TIMEOUT (another process makes a socket in the
+ * directory). */
+TENON_API tenon_status tenon_tensor_pool_serve(tenon_tensor_pool* pool, const char* path, int32_t backlog,
+                                               tenon_pool_server** out, tenon_error* error);
+TENON_API void tenon_pool_server_retain(tenon_pool_server* server);
+TENON_API void tenon_pool_server_release(tenon_pool_server* server);
+
+/* Lets this process and its forked children open messages of the pool that is served at the path, and those
+ * of other pools that its process knows: of messages that it has sent on, and that were offered to it. With
+ * the last release of the link, no further memory can be got; what is open stays open. Fails with NOT_FOUND
+ * (no process serves there, or one of another time namespace), TIMEOUT, INTERRUPTED, VALUE (path; another
+ * version), SYSTEM (it is of another user; no file descriptor is left), NO_MEMORY. */
+TENON_API tenon_status tenon_pool_attach(const char* path, int64_t timeout_ns, tenon_pool_link** out,
+                                         tenon_error* error);
+TENON_API void tenon_pool_link_retain(tenon_pool_link* link);
+TENON_API void tenon_pool_link_release(tenon_pool_link* link);
+/* The process that serves, and processes that are attached to it, can open messages of this pool of this
+ * process. Fails as tenon_pool_attach. */
+TENON_API tenon_status tenon_pool_link_offer(tenon_pool_link* link, tenon_tensor_pool* pool,
+                                             tenon_error* error);
+
 typedef struct tenon_pool_stats {
   uint32_t struct_size;
   uint32_t blocks; /* arrays and messages of all processes lie in so many pieces of memory */
@@ -152,10 +188,35 @@ typedef struct tenon_pool_stats {
   uint64_t committed_nbytes;
   uint32_t messages; /* that have not ended */
   uint32_t waiting;  /* threads that wait for room */
+  /* \since 0.7 */
+  uint32_t processes; /* that use one of the blocks, this one among them */
+  uint32_t reserved;
+  uint64_t unopened; /* messages that have not ended and that no process has opened */
+  uint64_t unopened_nbytes;
+  uint64_t held; /* blocks that other processes use */
+  uint64_t held_nbytes;
+  /* Since the creation of the pool: */
+  uint64_t sent; /* messages */
+  uint64_t sent_nbytes;
+  uint64_t opened;         /* messages that have ended because they were opened as often as they may be, */
+  uint64_t expired;        /* because of their time limit, */
+  uint64_t revoked;        /* because they were revoked, */
+  uint64_t receivers_gone; /* because their receivers have ended */
+  uint64_t inlined;        /* messages of tenon_tensor_pool_note, and their bytes */
+  uint64_t inlined_nbytes;
+  uint64_t refused; /* calls that failed because the pool had no room */
+  uint64_t waits;   /* of threads, for room, that have ended */
+  uint64_t waited_ns;
 } tenon_pool_stats;
 
+/* Writes as many fields as out->struct_size has room for. */
 TENON_API tenon_status tenon_tensor_pool_stats(tenon_tensor_pool* pool, tenon_pool_stats* out,
                                                tenon_error* error);
+/* Adds to the counters of the pool what its caller has done: calls that it has refused because there was no
+ * room, and messages whose arrays it has put into bytes of its own for that reason, with the number of these
+ * bytes. \since 0.7 */
+TENON_API tenon_status tenon_tensor_pool_note(tenon_tensor_pool* pool, uint64_t refused, uint64_t inlined,
+                                              uint64_t inlined_nbytes, tenon_error* error);
 
 /* Waits until all messages of this process with a number of opens have ended, so long at most. Returns how
  * many have not. For the end of a program. */

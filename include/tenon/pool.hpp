@@ -35,6 +35,17 @@ struct MessageOptions {
 // The bytes of a message, which the program carries to another process.
 using Message = std::vector<std::byte>;
 
+// A socket at which a pool is served, until the last handle is gone. \since 0.7
+class PoolServer {
+ public:
+  tenon_pool_server* get() const noexcept { return handle_.get(); }
+
+ private:
+  friend class TensorPool;
+  explicit PoolServer(tenon_pool_server* handle) : handle_(handle) {}
+  detail::Handle<tenon_pool_server, tenon_pool_server_retain, tenon_pool_server_release> handle_;
+};
+
 // Memory from which this process sends arrays. A reference-counted handle. Threads: any.
 class TensorPool {
  public:
@@ -110,6 +121,17 @@ class TensorPool {
   uint32_t revoke(const std::string& tag) const {
     return detail::call_for<uint32_t>(tenon_tensor_pool_revoke, get(), tag.c_str());
   }
+  // Other processes of this user open messages of the pool with PoolLink::attach(path), also in other
+  // containers. Fails as tenon_tensor_pool_serve. \since 0.7
+  PoolServer serve(const std::string& path, int32_t backlog = 64) const {
+    return PoolServer(
+        detail::call_for<tenon_pool_server*>(tenon_tensor_pool_serve, get(), path.c_str(), backlog));
+  }
+  // Adds to the counters what the caller has refused, or has sent in bytes of its own, because there was no
+  // room. \since 0.7
+  void note(uint64_t refused, uint64_t inlined = 0, uint64_t inlined_nbytes = 0) const {
+    call(tenon_tensor_pool_note, get(), refused, inlined, inlined_nbytes);
+  }
   tenon_pool_stats stats() const {
     auto now = detail::sized<tenon_pool_stats>();
     call(tenon_tensor_pool_stats, get(), &now);
@@ -119,6 +141,25 @@ class TensorPool {
  private:
   explicit TensorPool(tenon_tensor_pool* handle) : handle_(handle) {}
   detail::Handle<tenon_tensor_pool, tenon_tensor_pool_retain, tenon_tensor_pool_release> handle_;
+};
+
+// Opens messages of a pool that another process serves, as long as the last handle exists. What is open stays
+// open. \since 0.7
+class PoolLink {
+ public:
+  // Fails as tenon_pool_attach.
+  static PoolLink attach(const std::string& path,
+                         std::chrono::nanoseconds timeout = std::chrono::seconds(5)) {
+    return PoolLink(
+        detail::call_for<tenon_pool_link*>(tenon_pool_attach, path.c_str(), detail::timeout_ns(timeout)));
+  }
+  // The process that serves can open messages of this pool. Fails as tenon_pool_link_offer.
+  void offer(const TensorPool& pool) const { call(tenon_pool_link_offer, get(), pool.get()); }
+  tenon_pool_link* get() const noexcept { return handle_.get(); }
+
+ private:
+  explicit PoolLink(tenon_pool_link* handle) : handle_(handle) {}
+  detail::Handle<tenon_pool_link, tenon_pool_link_retain, tenon_pool_link_release> handle_;
 };
 
 // The arrays of a message. is_readonly: all of them lie in place and are read-only. Fails as

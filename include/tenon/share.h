@@ -26,12 +26,15 @@ extern "C" {
 
 enum tenon_shared_flags {
   TENON_HUGE_PAGES = 1 << 0, /* from the reserved huge page pool; NO_MEMORY if it is empty */
-  TENON_POPULATED = 1 << 1   /* maps all pages into this process now */
+  TENON_POPULATED = 1 << 1,  /* maps all pages into this process now */
+  /* Of a channel: if there is one of this name, it is opened, whatever its options are, in one step with the
+   * look for it. Compare them with tenon_channel_describe and the functions after it. \since 0.7 */
+  TENON_OPEN_EXISTING = 1 << 2
 };
 
 typedef struct tenon_shared_options {
   uint32_t struct_size;
-  uint32_t flags;    /* TENON_HUGE_PAGES, TENON_POPULATED */
+  uint32_t flags;    /* TENON_HUGE_PAGES, TENON_POPULATED, TENON_OPEN_EXISTING */
   int32_t numa_node; /* the node of the memory; -1: any */
   int32_t reserved;
   const char* name; /* letters, digits and _ - . (at most 100), for tenon_shared_attach; NULL: none */
@@ -213,7 +216,8 @@ TENON_API void tenon_text_free(char* text);
 /* -------------------------------------------------------------------------------------- channels
  *
  * A channel passes slots of shared memory from producers to consumers without a copy. A process may be both.
- * When a process ends, the items that it held are lost and their slots become free. Other processes
+ * The items of a channel have the same fields. In a channel of bytes, each item has as many bytes as it
+ * needs. When a process ends, the items that it held are lost and their slots become free. Other processes
  * continue. */
 
 typedef struct tenon_channel tenon_channel;
@@ -244,9 +248,24 @@ TENON_API tenon_status tenon_channel_create(int32_t n, const tenon_field* fields
                                             const tenon_channel_options* options,
                                             const tenon_shared_options* shared, tenon_channel** out,
                                             tenon_error* error);
+/* A channel of bytes. options->slots: the number of items that exist at a time. nbytes: of all items
+ * together. largest: of one item; 0: nbytes, in TENON_CHANNEL_LATEST a third, as it keeps its newest item
+ * while the next one is written. The memory is taken when an item is written; slots times largest are
+ * addresses alone. Memory is counted in whole pages. shared: without huge pages and populated pages.
+ * Fails with VALUE, NO_MEMORY, SYSTEM. \since 0.7 */
+TENON_API tenon_status tenon_channel_create_bytes(const tenon_channel_options* options, uint64_t nbytes,
+                                                  uint64_t largest, const tenon_shared_options* shared,
+                                                  tenon_channel** out, tenon_error* error);
 /* Opens a channel. memory: its memory (tenon_channel_memory in another process), attached or opened here.
  * Fails with VALUE (the memory contains no channel). */
 TENON_API tenon_status tenon_channel_open(tenon_array* memory, tenon_channel** out, tenon_error* error);
+/* The same, for a consumer that wants something else. TENON_AWAIT_PRODUCERS: tenon_channel_receive returns
+ * no OWNER_DIED, and CLOSED only if the last producer that has left has closed the channel: after a crash it
+ * waits for one that comes back. TENON_RECEIVE_LATEST: of a broadcast it receives the newest item, and
+ * producers do not wait for it; VALUE for a queue. Fails also for unknown flags. \since 0.7 */
+enum tenon_channel_opening { TENON_AWAIT_PRODUCERS = 1, TENON_RECEIVE_LATEST = 2 };
+TENON_API tenon_status tenon_channel_open_as(tenon_array* memory, uint32_t flags, tenon_channel** out,
+                                             tenon_error* error);
 TENON_API void tenon_channel_retain(tenon_channel* channel);
 TENON_API void tenon_channel_release(tenon_channel* channel); /* the last release closes it */
 
@@ -254,19 +273,39 @@ TENON_API tenon_array* tenon_channel_memory(tenon_channel* channel); /* the arra
 TENON_API tenon_channel_options tenon_channel_describe(const tenon_channel* channel);
 TENON_API int32_t tenon_channel_field_count(const tenon_channel* channel);
 TENON_API tenon_field tenon_channel_field(const tenon_channel* channel, int32_t i); /* {0} if out of range */
+/* The bytes of all items of a channel of bytes, and (if not NULL) those of the largest one, in whole pages.
+ * 0: its items have fields. \since 0.7 */
+TENON_API uint64_t tenon_channel_nbytes(const tenon_channel* channel, uint64_t* largest);
 
 /* Loans a free slot. Fill it, and then send or drop it (tenon_item_release). site: the line of the caller,
  * for timelines; it is copied, and may be NULL. Fails with TIMEOUT (timeout_ns >= 0 has passed), INTERRUPTED,
  * CLOSED, LEASE_CONFLICT (the channel is full, with TENON_WHEN_FULL_RAISE; or this is a forked child, and it
- * has inherited views of the only free slots). */
+ * has inherited views of the only free slots). A call that fails because there is no room is counted in
+ * `refused` of the statistics, unless timeout_ns is TENON_WILL_RETRY (since 0.7): that is a timeout of 0 of a
+ * caller that tries again by itself. */
+#define TENON_WILL_RETRY (-INT64_MAX)
 TENON_API tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, const char* site,
                                           tenon_item** out, tenon_error* error);
+/* Loans a slot with so many bytes from a channel of bytes. tenon_item_array(item, 0) is all of them; what is
+ * not written has undefined values. Fails as tenon_channel_loan, and with VALUE (larger than the largest
+ * item; the items of the channel have fields), NO_MEMORY. \since 0.7 */
+TENON_API tenon_status tenon_channel_loan_bytes(tenon_channel* channel, uint64_t nbytes, int64_t timeout_ns,
+                                                const char* site, tenon_item** out, tenon_error* error);
+/* Changes the size of a loan of a channel of bytes; its first bytes and its arrays stay. Does not wait. Fails
+ * with NO_MEMORY (the channel or the system has no room), VALUE (larger than the largest item; not such a
+ * loan). \since 0.7 */
+TENON_API tenon_status tenon_item_set_nbytes(tenon_item* item, uint64_t nbytes, tenon_error* error);
 /* Sends a loan. The bytes of fields of which no array was made become 0. Later views, leases and ops of its
  * arrays fail with LEASE_CONFLICT. Fails with VALUE (the item is not a loan of this process, was sent, or is
  * being sent by another thread), CLOSED (the channel was closed here), LEASE_ESCAPED (a view of one of its
  * arrays is open, or a lease or an op uses one) and OP (an op failed to write one): the loan cannot be sent
  * any more. Release the item in any case, after the call. */
 TENON_API tenon_status tenon_item_send(tenon_item* item, tenon_error* error);
+
+/* Drops a loan: its arrays end as those of one that was sent, so that they do not keep the slot, unless a
+ * view, a lease or an op uses one: then it becomes free with these and the arrays. Release the item after
+ * the call. Fails with VALUE (as tenon_item_send). \since 0.7 */
+TENON_API tenon_status tenon_item_drop(tenon_item* item, tenon_error* error);
 
 /* Receives the next item. Fails with TIMEOUT, INTERRUPTED, OWNER_DIED (a producer has died, or a process that
  * has called tenon_channel_join and has not used the channel, and no item is left; returned once for each
@@ -339,8 +378,15 @@ typedef struct tenon_channel_statistics {
   uint64_t received;
   uint64_t dropped; /* because no slot was free */
   uint64_t deaths;  /* that consumers were told of, or will be */
+  /* \since 0.7 */
+  uint64_t refused;          /* loans that failed because there was no room */
+  uint64_t nbytes;           /* of all items together, at most */
+  uint64_t used_nbytes;      /* of the items that are ready or that some process has */
+  uint64_t committed_nbytes; /* memory of the slots */
+  uint64_t largest_sent_nbytes;
 } tenon_channel_statistics;
 
+/* Writes as many fields as out->struct_size has room for: at least those before 0.7, else nothing. */
 TENON_API void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out);
 
 #ifdef __cplusplus

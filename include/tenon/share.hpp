@@ -23,8 +23,9 @@ struct SharedOptions {
   std::string name{};  // for attach() in other processes; "": no name, only handles
   bool has_huge_pages = false;
   bool is_populated = false;
-  int numa_node = -1;  // -1: any
-  Device device{};     // a GPU: the memory ends with this process, see tenon_shared_options
+  int numa_node = -1;           // -1: any
+  Device device{};              // a GPU: the memory ends with this process, see tenon_shared_options
+  bool opens_existing = false;  // of a channel: TENON_OPEN_EXISTING
 };
 
 namespace detail {
@@ -39,7 +40,8 @@ inline const char* name_text(const std::string& name) {
 inline tenon_shared_options raw_options(const SharedOptions& options) {
   auto raw = sized<tenon_shared_options>();
   raw.flags = (options.has_huge_pages ? uint32_t{TENON_HUGE_PAGES} : 0) |
-              (options.is_populated ? uint32_t{TENON_POPULATED} : 0);
+              (options.is_populated ? uint32_t{TENON_POPULATED} : 0) |
+              (options.opens_existing ? uint32_t{TENON_OPEN_EXISTING} : 0);
   raw.numa_node = options.numa_node;
   raw.device = options.device;
   raw.name = options.name.empty() ? nullptr : name_text(options.name);

@@ -4,11 +4,13 @@
 // is an open view until it is released.
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "addresses.h"
 #include "buffer_calls.h"
 #include "callbacks.h"
+#include "errors.h"
 #include "free_list.h"
 #include "ndarray.h"
 #include "ndarray_parts.h"
@@ -127,7 +129,39 @@ void renew(BufferExport& held) {
   }
 }
 
-void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
+// The error that the program gets with a status of tenon_view_open(), if another kind of request would fail
+// for the same reason.
+bool fails_for_all(tenon_status status) {
+  return status == TENON_ERR_LEASE_CONFLICT || status == TENON_ERR_DEADLOCK || status == TENON_ERR_OP ||
+         status == TENON_ERR_INTERRUPTED;
+}
+
+// The error of the last refused buffer that is such an error. NumPy drops it and calls __array__ next.
+struct Refused {
+  PyObject* array = nullptr;  // not owned: only compared
+  nb::object error;           // or:
+  std::optional<Error> conflict;
+};
+Refused& refused = *new Refused;  // under the GIL; never destroyed, because the interpreter ends before it
+
+// Opens the view. False: there is a conflict, and the Python error is set, without an exception of C++,
+// because NumPy asks so for each shared array. Throws other errors.
+[[gnu::hot]] bool open_view(PyObject* self, tenon_view& view, int32_t access, const char* site) {
+  tenon_error error;  // as in tenon::call()
+  error.struct_size = sizeof error;
+  error.op_code = 0;
+  error.message[0] = '\0';
+  const tenon_status status = tenon_view_open(&view, array_of(self), access, site, &error);
+  if (status == TENON_OK) return true;
+  if (status != TENON_ERR_LEASE_CONFLICT) detail::throw_reported(status, error);
+  Error conflict(status, error.message);
+  set_error(conflict);
+  refused = {self, {}, std::move(conflict)};
+  return false;
+}
+
+// False: the Python error is set.
+bool fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   const tenon_array_desc& desc = desc_of(self);
   const char* const format = format_of(desc.dtype);
   if (format == nullptr) {
@@ -160,7 +194,10 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   Caller caller;
   const char* const site = site_and_caller(&caller);
   const uint64_t waits = n_waits;
-  call(tenon_view_open, &held->view, array_of(self), wanted, site);
+  if (!open_view(self, held->view, wanted, site)) [[unlikely]] {
+    buffer->obj = nullptr;
+    return false;
+  }
   const Access access = wants(flags, PyBUF_WRITABLE) ? Access::kWrite : Access::kRead;
   held->call.begin({self, begin, end, access, site}, caller);
   if (n_waits != waits) [[unlikely]]
@@ -168,15 +205,8 @@ void fill_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   buffer->readonly = tenon_view_access(&held->view) == TENON_READ ? 1 : 0;
   buffer->obj = Py_NewRef(self);
   buffer->internal = held.release();
+  return true;
 }
-
-// The error of the last refused buffer, if another kind of request would fail for the same reason. NumPy
-// drops the error and calls __array__ next.
-struct Refused {
-  PyObject* array = nullptr;  // not owned: only compared
-  nb::object error;
-};
-Refused& refused = *new Refused;  // under the GIL; never destroyed, because the interpreter ends before it
 
 [[gnu::hot]] int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   buffer->obj = nullptr;
@@ -184,21 +214,14 @@ Refused& refused = *new Refused;  // under the GIL; never destroyed, because the
     refused = {};
   return guarded([&] {
     try {
-      fill_buffer(self, buffer, flags);
+      return fill_buffer(self, buffer, flags) ? 0 : -1;
     } catch (const Error& error) {
-      switch (error.code()) {
-        case TENON_ERR_LEASE_CONFLICT:
-        case TENON_ERR_DEADLOCK:
-        case TENON_ERR_OP:
-        case TENON_ERR_INTERRUPTED: break;
-        default: throw;
-      }
+      if (!fails_for_all(error.code())) throw;
       set_error_from_exception();
       nb::python_error set;  // takes the error that is set
-      refused = {self, callback(Callback::kCopiedError)(set.value())};
+      refused = {self, callback(Callback::kCopiedError)(set.value()), std::nullopt};
       throw set;
     }
-    return 0;
   });
 }
 
@@ -214,8 +237,9 @@ bool has_refused_buffer(PyObject* array) noexcept { return refused.array == arra
 
 void raise_refused_buffer(PyObject* array) {
   if (!has_refused_buffer(array)) return;
-  const nb::object error = std::exchange(refused, {}).error;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  Refused last = std::exchange(refused, {});
+  if (last.conflict) throw std::move(*last.conflict);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(last.error.ptr())), last.error.ptr());
   nb::raise_python_error();
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,13 +25,22 @@
 namespace tenon::python {
 namespace {
 
-Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full, const std::string& name,
-               bool huge_pages, bool populate, int numa_node) {
+Channel create(nb::object fields, int32_t slots, int32_t mode, int32_t when_full, bool opens_existing,
+               const std::string& name, bool huge_pages, bool populate, int numa_node) {
   const std::vector<Field> described = fields_in(fields);
-  const SharedOptions options{name, huge_pages, populate, numa_node};
+  const SharedOptions options{name, huge_pages, populate, numa_node, {}, opens_existing};
   const nb::gil_scoped_release release;
   return Channel::create(described, slots, static_cast<ChannelMode>(mode), static_cast<WhenFull>(when_full),
                          options);
+}
+
+Channel create_bytes(uint64_t nbytes, uint64_t largest, int32_t slots, int32_t mode, int32_t when_full,
+                     bool opens_existing, const std::string& name, bool huge_pages, bool populate,
+                     int numa_node) {
+  const SharedOptions options{name, huge_pages, populate, numa_node, {}, opens_existing};
+  const nb::gil_scoped_release release;
+  return Channel::create_bytes(nbytes, largest, slots, static_cast<ChannelMode>(mode),
+                               static_cast<WhenFull>(when_full), options);
 }
 
 // What is called before this process uses a channel for the first time; null: it has.
@@ -116,11 +126,20 @@ void set_timeout_error(const char* message) {
   PyErr_SetObject(PyExc_TimeoutError, kept);
 }
 
-// The object for the item that tenon_channel_loan or tenon_channel_receive returns. timeout: null, or as
-// Python passes it.
-PyObject* item_from(decltype(&tenon_channel_receive) get, PyObject* self, PyObject* timeout,
+// A timeout of 0 of which the library does not count that it had no room.
+constinit PyObject* will_retry = nullptr;
+
+int64_t timeout_from(PyObject* timeout) {
+  if (timeout == nullptr) return -1;
+  return timeout == will_retry ? TENON_WILL_RETRY : Seconds{timeout}.nanoseconds();
+}
+
+// The object for the item that a call of the C library returns:
+// get(channel, timeout_ns, site, &item, &error). timeout: null, or as Python passes it.
+template <class Get>
+PyObject* item_from(Get get, bool is_loan, PyObject* self, PyObject* timeout,
                     PyObject* ChannelCalls::* item_class, int caches) {
-  const int64_t timeout_ns = timeout == nullptr ? -1 : Seconds{timeout}.nanoseconds();
+  const int64_t timeout_ns = timeout_from(timeout);
   const ChannelCalls& calls = calls_of(self);
   if (calls.channel == nullptr) raise(PyExc_ValueError, "the channel is not open");
   note_use();
@@ -134,14 +153,13 @@ PyObject* item_from(decltype(&tenon_channel_receive) get, PyObject* self, PyObje
   const char* const site = site_and_caller(&caller);
   const tenon_status status = get(calls.channel, timeout_ns, site, &item, &error);
   if (status == TENON_OK) {
-    const bool is_loan = get == tenon_channel_loan;
     nb::object object = item_object(calls.*item_class, item, site, is_loan ? Caller() : caller, caches);
     if (is_loan && calls.is_checked) fill_with_zeros(calls.channel, item);
     return object.release().ptr();
   }
   if (status == TENON_ERR_TIMEOUT) {
     set_timeout_error(error.message);
-  } else if (status == TENON_ERR_CLOSED && get == tenon_channel_receive) {
+  } else if (status == TENON_ERR_CLOSED && !is_loan) {
     PyErr_SetString(PyExc_EOFError,
                     "the channel was closed, here or by its last producer, and no item is left");
   } else {
@@ -153,7 +171,7 @@ PyObject* item_from(decltype(&tenon_channel_receive) get, PyObject* self, PyObje
 PyObject* loan(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
   static constinit FastParameters<1> parameters("loan", {"timeout"}, 1, 0);
   const auto [timeout] = parameters.parse(arguments, n, keywords);
-  return item_from(tenon_channel_loan, self, timeout, &ChannelCalls::loan_class, 0);
+  return item_from(tenon_channel_loan, true, self, timeout, &ChannelCalls::loan_class, 0);
 }
 
 PyObject* recv(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
@@ -161,7 +179,21 @@ PyObject* recv(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObjec
   const auto [timeout] = parameters.parse(arguments, n, keywords);
   static constexpr unsigned long k313 = 0x030D;  // its calls with keywords have no inline caches
   const int caches = keywords != nullptr && Py_Version >> 16 == k313 ? 0 : 6;
-  return item_from(tenon_channel_receive, self, timeout, &ChannelCalls::received_class, caches);
+  return item_from(tenon_channel_receive, false, self, timeout, &ChannelCalls::received_class, caches);
+}
+
+// Of a channel of objects.
+PyObject* loan_bytes(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit FastParameters<2> parameters("_loan_bytes", {"nbytes", "timeout"}, 2, 1);
+  const auto [nbytes, timeout] = parameters.parse(arguments, n, keywords);
+  const auto wanted = static_cast<uint64_t>(integer_from(nbytes, "nbytes", 0, INT64_MAX));
+  const auto get = [wanted](tenon_channel* channel, int64_t timeout_ns, const char* site, tenon_item** out,
+                            tenon_error* error) {
+    std::optional<nb::gil_scoped_release> released;  // to take so many pages takes long
+    if (wanted >= kLongNbytes) released.emplace();
+    return tenon_channel_loan_bytes(channel, wanted, timeout_ns, site, out, error);
+  };
+  return item_from(get, true, self, timeout, &ChannelCalls::loan_class, 0);
 }
 
 constexpr char kLoanDoc[] = R"(loan($self, timeout=None)
@@ -211,6 +243,7 @@ ValueError
 PyMethodDef calls_methods[] = {
     fast_method<loan>("loan", kLoanDoc),
     fast_method<recv>("recv", kRecvDoc),
+    fast_method<loan_bytes>("_loan_bytes", "_loan_bytes($self, nbytes, timeout=None)\n--\n\n"),
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot calls_slots[] = {
@@ -233,6 +266,9 @@ void add_calls(nb::module_& module) {
                        nb::arg("is_checked"),
                        nb::sig("def _open_calls(self, channel: NativeChannel, loan_class: type[Any], "
                                "received_class: type[Any], is_checked: _bool) -> None"));
+  const nb::object zero = owned(PyFloat_FromDouble(0));
+  module.attr("WILL_RETRY") = zero;
+  will_retry = nb::object(zero).release().ptr();
   module.def("call_before_use_of_channels", call_before_use, nb::arg("function"),
              nb::sig("def call_before_use_of_channels(function: Callable[[], None]) -> None"),
              "Calls the function before this process uses a channel for the next time.");
@@ -249,6 +285,11 @@ nb::dict statistics(const Channel& channel) {
   result["in_use"] = now.in_use;
   result["producers"] = now.producers;
   result["consumers"] = now.consumers;
+  result["refused"] = now.refused;
+  result["nbytes"] = now.nbytes;
+  result["used"] = now.used_nbytes;
+  result["committed"] = now.committed_nbytes;
+  result["largest_sent"] = now.largest_sent_nbytes;
   return result;
 }
 
@@ -259,10 +300,36 @@ void add_channel(nb::module_& module) {
   nb::class_<Channel>(module, "NativeChannel", "The native part of tenon.Channel.")
       .def_static(
           "create", create, nb::arg("fields"), nb::arg("slots"), nb::arg("mode"), nb::arg("when_full"),
-          nb::arg("name"), nb::arg("huge_pages"), nb::arg("populate"), nb::arg("numa_node"),
-          nb::sig("def create(fields: Sequence[Any], slots: int, mode: int, when_full: int, name: str, "
-                  "huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel"))
-      .def_static("open", &Channel::open, nb::arg("memory"))
+          nb::arg("opens_existing"), nb::arg("name"), nb::arg("huge_pages"), nb::arg("populate"),
+          nb::arg("numa_node"),
+          nb::sig("def create(fields: Sequence[Any], slots: int, mode: int, when_full: int, opens_existing: "
+                  "_bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel"))
+      .def_static(
+          "create_bytes", create_bytes, nb::arg("nbytes"), nb::arg("largest"), nb::arg("slots"),
+          nb::arg("mode"), nb::arg("when_full"), nb::arg("opens_existing"), nb::arg("name"),
+          nb::arg("huge_pages"), nb::arg("populate"), nb::arg("numa_node"),
+          nb::sig("def create_bytes(nbytes: int, largest: int, slots: int, mode: int, when_full: int, "
+                  "opens_existing: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> "
+                  "NativeChannel"))
+      .def_static(
+          "open",
+          [](const Array& memory, bool awaits_producers, bool receives_latest) {
+            return Channel::open_as(memory, (awaits_producers ? uint32_t{TENON_AWAIT_PRODUCERS} : 0U) |
+                                                (receives_latest ? uint32_t{TENON_RECEIVE_LATEST} : 0U));
+          },
+          nb::arg("memory"), nb::arg("awaits_producers") = false, nb::arg("receives_latest") = false,
+          nb::sig(
+              "def open(memory: NDArray, awaits_producers: _bool = False, receives_latest: _bool = False) "
+              "-> NativeChannel"))
+      .def(
+          "nbytes",
+          [](const Channel& self) {
+            uint64_t largest = 0;
+            const uint64_t nbytes = tenon_channel_nbytes(self.get(), &largest);
+            return nb::make_tuple(nbytes, largest);
+          },
+          nb::sig("def nbytes(self) -> tuple[int, int]"),
+          "Of all items, and of the largest; (0, 0): they have fields.")
       .def("memory", &Channel::memory)
       .def(
           "fields",

@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <map>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
@@ -24,6 +25,17 @@ void put_back(tenon_item* item) noexcept {
   try {
     call(tenon_item_put_back, item);
   } catch (const std::exception&) {  // a process was stopped while it changed the channel
+  }
+}
+
+// As traceback.clear_frames().
+void clear_frames(nb::handle error) {
+  nb::object trace = error.attr("__traceback__");
+  while (!trace.is_none()) {
+    const nb::object frame = trace.attr("tb_frame");
+    const nb::object cleared = nb::steal(PyObject_CallMethod(frame.ptr(), "clear", nullptr));
+    if (!cleared.is_valid()) PyErr_Clear();  // it is executed
+    trace = trace.attr("tb_next");
   }
 }
 
@@ -95,6 +107,22 @@ class HeldItem {
     send();
     return true;
   }
+  // The array over all bytes of an item of a channel of bytes, which the caller does not keep.
+  Array bytes() {
+    if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    return Array::steal(detail::call_for<tenon_array*>(tenon_item_array, item_, int32_t{0}));
+  }
+  void set_nbytes(uint64_t nbytes) {
+    if (item_ == nullptr) throw Error(TENON_ERR_VALUE, "the item was sent or released before");
+    if (nbytes < kLongNbytes) {
+      call(tenon_item_set_nbytes, item_, nbytes);
+      return;
+    }
+    tenon_item_retain(item_);  // another thread may drop it meanwhile
+    const std::unique_ptr<tenon_item, decltype(&tenon_item_release)> kept(item_, tenon_item_release);
+    const nb::gil_scoped_release released;
+    call(tenon_item_set_nbytes, kept.get(), nbytes);
+  }
   uint64_t sequence() noexcept {
     caller_ = {};
     return sequence_;
@@ -114,7 +142,28 @@ class HeldItem {
     caller_ = {};
     release();
   }
+  // Has the item of another one from now on, and the other one has none. Of loans without views.
+  void take_over(HeldItem* other) {
+    release();
+    item_ = std::exchange(other->item_, nullptr);
+  }
+  // Of a loan: also its arrays end.
+  void drop_loan() {
+    if (item_ == nullptr) return;
+    tenon_error error{};
+    error.struct_size = sizeof error;
+    (void)tenon_item_drop(item_, &error);  // else another thread has sent it
+    drop();
+  }
   void put_back() noexcept { python::put_back(item_); }
+  // Of a received item that could not be read because of the error: it is received again. If something else
+  // than the frames of its traceback still refers to it, it is released. One call, so that no signal comes
+  // between its steps.
+  void give_back(nb::handle error) {
+    clear_frames(error);
+    if (item_ != nullptr) put_back();
+    release();
+  }
   // An exception leaves the instruction that has received the item, as of a signal that came with it: no code
   // of the user has seen the item.
   bool is_unseen() const noexcept {
@@ -278,6 +327,11 @@ void add_items(nb::module_& module) {
   def_item_method("_sequence", &HeldItem::sequence);
   def_item_method("_send_item", &HeldItem::send);
   def_item_method("_release", &HeldItem::drop);
+  def_item_method("_drop_loan", &HeldItem::drop_loan);
+  def_item_method("_bytes", &HeldItem::bytes, nb::sig("def _bytes(self) -> NDArray"));
+  def_item_method("_set_nbytes", &HeldItem::set_nbytes, nb::arg("nbytes"));
+  def_item_method("_put_back", &HeldItem::give_back, nb::arg("error"));
+  def_item_method("_take_over", &HeldItem::take_over, nb::arg("other"));
   module.def("loan_field", field_with<get_view>, nb::arg("name"), nb::arg("number"),
              nb::sig("def loan_field(name: str, number: int) -> Any"),
              "A descriptor of a field of a loan: its NumPy array. AttributeError after the end.");

@@ -4,11 +4,16 @@
 // because making and freeing an object, and getting a field, take most of the time of an item.
 #pragma once
 
+#include <cstdint>
+
 #include "python.h"
 #include "sites.h"
 #include "tenon/channel.hpp"
 
 namespace tenon::python {
+
+// Calls that take so much memory release the GIL.
+constexpr uint64_t kLongNbytes = uint64_t{1} << 20;
 
 // Throws TypeError if type is not derived from NativeItem.
 void check_item_class(nb::handle type);

@@ -147,6 +147,10 @@ Generator bind(const Function& function, const Schema& schema, const nb::dict& c
     }
     tenon_constant& constant = described.emplace_back(tenon_constant{text, nullptr, {}});
     if (function.parameter(i).is_pointer != 0 && !value.is_none()) {
+      if (const std::optional<void*> address = address_for(function, i, value)) {
+        constant.value.p = *address;
+        continue;
+      }
       constant.array = arrays.emplace_back(array_for(function, i, value)).get();
     } else if (function.parameter(i).is_pointer == 0) {
       constant.value = number_for(function, i, value);
@@ -499,6 +503,20 @@ nb::dict failure_of_feed(const NativeFeed& self) {
   return failure_dict(f);
 }
 
+// As the call that makes it.
+nb::object text_of_schema(const NamedSchema& schema) {
+  nb::list parts;
+  for (const nb::handle field : fields_of(schema)) {
+    const nb::object name = field[0];
+    const int is_kept = PySequence_Contains(schema.kept.ptr(), name.ptr());
+    check_python(is_kept);
+    const nb::object dtype = nb::str(nb::object(field[1]));
+    parts.append(owned(PyUnicode_FromFormat("%U=(%R, %R%s)", name.ptr(), dtype.ptr(),
+                                            nb::object(field[2]).ptr(), is_kept != 0 ? ", 'kept'" : "")));
+  }
+  return owned(PyUnicode_FromFormat("tenon.schema(%U)", nb::str(", ").attr("join")(parts).ptr()));
+}
+
 void add_schema(nb::module_& module) {
   nb::class_<NamedSchema>(module, "Schema", "The fields of a batch; tenon.schema makes them.")
       .def(
@@ -518,6 +536,7 @@ void add_schema(nb::module_& module) {
           "nbytes", [](const NamedSchema& s) { return s.schema.nbytes(); },
           "Bytes of a batch, without padding.")
       .def("__len__", [](const NamedSchema& s) { return s.schema.size(); })
+      .def("__repr__", text_of_schema, nb::sig("def __repr__(self) -> str"))
       .def(
           "__reduce__",
           [](nb::handle_t<NamedSchema> self) {

@@ -19,6 +19,8 @@
 namespace tenon::python {
 namespace {
 
+constexpr int32_t kOpaque = 2;  // tenon_parameter::is_void of a pointer to a type that is unknown here
+
 bool is_unsigned(tenon_dtype dtype) { return dtype.code == TENON_UINT; }
 
 int64_t signed_number(const Function& function, int32_t i, nb::handle value, int bits) {
@@ -87,6 +89,10 @@ tenon_value argument_for(const Function& function, int32_t i, nb::handle value, 
   tenon_value argument{};
   argument.p = nullptr;
   if (value.is_none()) return argument;
+  if (const std::optional<void*> address = address_for(function, i, value)) {
+    argument.p = *address;
+    return argument;
+  }
   const Array array = pointer_array(function, i, value, LendMode::kWritable);
   pointers.add(array, access_of(function, i));
   argument.p = array.data();
@@ -174,6 +180,20 @@ std::string way_to_order(nb::handle value, bool is_output) {
          ", or declare the parameter const if the function only reads";
 }
 
+// A pointer of ctypes: c_void_p, or an instance of a class that ctypes.POINTER makes.
+bool is_ctypes_pointer(nb::handle value) {
+  const nb::object name = nb::str("ctypes");
+  const nb::object ctypes = nb::steal(PyImport_GetModule(name.ptr()));
+  if (!ctypes.is_valid()) {
+    if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+    return false;
+  }
+  const nb::object kinds = nb::make_tuple(ctypes.attr("c_void_p"), ctypes.attr("_Pointer"));
+  const int is_instance = PyObject_IsInstance(value.ptr(), kinds.ptr());
+  check_python(is_instance);
+  return is_instance != 0;
+}
+
 const char* kind_of_number(tenon_dtype dtype) {
   if (dtype.code == TENON_FLOAT) return "a number";
   return dtype.code == TENON_BOOL ? "True or False" : "an integer";
@@ -183,10 +203,30 @@ const char* kind_of_number(tenon_dtype dtype) {
 
 std::string parameter_text(const Function& function, int32_t i) {
   const tenon_parameter p = function.parameter(i);
-  std::string type = p.is_void != 0 ? "void" : DType(p.dtype).name();
+  std::string type = p.is_void == kOpaque ? "unknown type" : p.is_void != 0 ? "void" : DType(p.dtype).name();
   if (p.is_pointer != 0) type = (p.is_const != 0 ? "const " : "") + type + " *";
   const std::string name = *p.name != '\0' ? "'" + std::string(p.name) + "'" : std::to_string(i + 1);
   return "parameter " + name + " (" + type + ") of '" + function.name() + "'";
+}
+
+std::optional<void*> address_for(const Function& function, int32_t i, nb::handle value) {
+  const tenon_parameter parameter = function.parameter(i);
+  if (parameter.is_void == 0) return std::nullopt;
+  nb::object number = nb::borrow(value);
+  if (is_ctypes_pointer(value)) {
+    const nb::object ctypes = nb::module_::import_("ctypes");
+    number = ctypes.attr("cast")(value, ctypes.attr("c_void_p")).attr("value");
+    if (number.is_none()) return nullptr;
+  }
+  if (PyLong_Check(number.ptr()) != 0 && PyBool_Check(number.ptr()) == 0) {
+    void* const address = PyLong_AsVoidPtr(number.ptr());
+    if (PyErr_Occurred() == nullptr) return address;
+    PyErr_Clear();
+    raise(PyExc_OverflowError, "%R is no address for %s", value.ptr(), parameter_text(function, i).c_str());
+  }
+  if (parameter.is_void != kOpaque) return std::nullopt;
+  raise(PyExc_TypeError, "%s takes an address, as an int or a pointer of ctypes, or None for NULL, not %R",
+        parameter_text(function, i).c_str(), reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
 }
 
 void check_argument_count(const Function& function, size_t n) {

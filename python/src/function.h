@@ -3,6 +3,8 @@
 // Native functions as Python sees them: what binds an argument to a parameter, and the class Function.
 #pragma once
 
+#include <optional>
+
 #include "from_numpy.h"
 #include "python.h"
 #include "tenon/feed.hpp"
@@ -21,6 +23,10 @@ Array array_for(const Function& function, int32_t i, nb::handle value, LendMode 
 
 // The same, of the dtype and layout that the function takes. Throws TypeError, BufferError.
 Array pointer_array(const Function& function, int32_t i, nb::handle value, LendMode mode);
+
+// The address that an int or an object of ctypes holds, for a pointer to void or to an unknown type. Empty:
+// value is none of these. Throws TypeError if it is an array and the type is unknown.
+std::optional<void*> address_for(const Function& function, int32_t i, nb::handle value);
 
 // Throws TypeError.
 void check_argument_count(const Function& function, size_t n);

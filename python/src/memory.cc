@@ -182,23 +182,11 @@ nb::dict statistics() {
 void add_memory(nb::module_& module) {
   module.def("create", create, nb::arg("shape"), nb::arg("dtype"), nb::arg("zeroed"),
              nb::sig("def create(shape: int | Sequence[int], dtype: DTypeLike, zeroed: bool) -> NDArray"));
-  module.def(
-      "from_buffer", from_buffer, nb::arg("obj"), nb::arg("dtype"), nb::arg("shape").none() = nb::none(),
-      nb::arg("offset") = 0,
-      nb::sig("def from_buffer(obj: Any, dtype: DTypeLike, shape: int | Sequence[int] | None = None, "
-              "offset: int = 0) -> NDArray"),
-      "The bytes of a buffer (bytearray, mmap, ctypes array, array.array) as an array.\n\n"
-      "Parameters\n----------\n"
-      "obj : object with the buffer protocol\n"
-      "    Contiguous. It is kept alive, and cannot be resized or closed, while the array or a view lives.\n"
-      "dtype : dtype, str or another dtype\n"
-      "shape : int, sequence of ints or None\n    None: one axis with all elements from ``offset`` on.\n"
-      "offset : int\n    Bytes.\n\n"
-      "Returns\n-------\nNDArray\n    Shares the memory; read-only when the buffer is (``bytes``).\n\n"
-      "Raises\n------\n"
-      "ValueError\n    The shape does not fit into the bytes.\n"
-      "BufferError\n    The elements would lie unaligned, or the buffer is not contiguous.\n"
-      "TypeError\n    ``obj`` has no buffer.\n");
+  module.def("from_buffer", from_buffer, nb::arg("obj"), nb::arg("dtype"),
+             nb::arg("shape").none() = nb::none(), nb::arg("offset") = 0,
+             nb::sig("def from_buffer(obj: Any, dtype: DTypeLike, shape: int | Sequence[int] | None = None, "
+                     "offset: int = 0) -> NDArray"),
+             "What tenon.from_buffer does.");
   module.def("from_pointer", from_pointer, nb::arg("address"), nb::arg("shape"), nb::arg("dtype"),
              nb::arg("strides").none(), nb::arg("owner").none(), nb::arg("deleter").none(),
              nb::arg("readonly"),

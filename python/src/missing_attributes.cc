@@ -43,22 +43,30 @@ const char* use_of(std::string_view name) noexcept {
   return nullptr;
 }
 
-[[noreturn]] void raise_missing(PyObject* self, const char* name) {
+// Without an exception of C++: NumPy asks each array for its __array_interface__.
+void set_missing_error(PyObject* self, const char* name) {
   const nb::object use = owned(PyUnicode_FromFormat(use_of(name), name));
   const nb::object text =
       owned(PyUnicode_FromFormat("'tenon.NDArray' object has no attribute '%s': use %U", name, use.ptr()));
-  const nb::object error =
-      nb::handle(PyExc_AttributeError)(text, nb::arg("name") = name, nb::arg("obj") = nb::handle(self));
+  const nb::object error = owned(PyObject_CallFunctionObjArgs(PyExc_AttributeError, text.ptr(), nullptr));
+  const nb::str attribute(name);
+  check_python(PyObject_SetAttrString(error.ptr(), "name", attribute.ptr()));
+  check_python(PyObject_SetAttrString(error.ptr(), "obj", self));
   PyErr_SetObject(PyExc_AttributeError, error.ptr());
-  nb::raise_python_error();
 }
 
 PyObject* get_missing(PyObject* self, void* name) noexcept {
-  return guarded([&]() -> PyObject* { raise_missing(self, static_cast<const char*>(name)); });
+  return guarded([&]() -> PyObject* {
+    set_missing_error(self, static_cast<const char*>(name));
+    return nullptr;
+  });
 }
 
 int set_missing(PyObject* self, PyObject*, void* name) noexcept {
-  return guarded([&]() -> int { raise_missing(self, static_cast<const char*>(name)); });
+  return guarded([&]() -> int {
+    set_missing_error(self, static_cast<const char*>(name));
+    return -1;
+  });
 }
 
 PyObject* list_attributes(PyObject* self, PyObject*) noexcept {

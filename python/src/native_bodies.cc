@@ -154,7 +154,11 @@ NativeOp push_function(const Function& function, const std::vector<nb::object>& 
     const tenon_parameter parameter = function.parameter(at);
     if (parameter.is_pointer == 0) {
       call.arguments[i] = number_for(function, at, argument);
-    } else if (!argument.is_none()) {
+    } else if (argument.is_none()) {
+      continue;
+    } else if (const std::optional<void*> address = address_for(function, at, argument)) {
+      call.arguments[i].p = *address;
+    } else {
       const bool is_read = parameter.is_const != 0;
       Array array =
           pointer_array(function, at, argument, is_read ? LendMode::kReadonly : LendMode::kWritable);

@@ -41,6 +41,7 @@ struct Lend : owners::Node {
   const char* site;
   LentBy by;
   Writers writers;
+  bool is_in_block = false;
 };
 
 // The first lend of an array: it stands in the table until the last lend ends, and keeps the array alive by
@@ -228,8 +229,7 @@ nb::list borrowers(nb::handle x) {
 // The line that lent the memory of an NDArray, if its NumPy array is read-only meanwhile and nothing else
 // refers to that.
 nb::object lone_borrow(const Array& array) {
-  auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
-  const Borrow borrow = borrow_of(node);
+  const Borrow borrow = borrow_of(owner_of(array.get()));
   if (borrow.writers != Writers::kBorrower || !is_known_to_tenon_only(borrow.array.ptr(), 1))
     return nb::none();
   return nb::str(borrow.site != nullptr ? borrow.site : "");
@@ -288,9 +288,23 @@ PyObject* lent_base_of(PyObject* x) noexcept {
   return node;
 }
 
+owners::Node* owner_of(const tenon_array* array) noexcept {
+  if (tenon_array_moved_at(array) != nullptr) return nullptr;
+  return static_cast<owners::Node*>(tenon_array_owner(array, owners::release));
+}
+
 bool is_lent_by_user(const owners::Node* node) noexcept {
   const Lend* const lend = lend_of(node);
   return lend != nullptr && lend->by == LentBy::kFromNumpy;
+}
+
+void set_in_block(owners::Node* node, bool is_in_block) noexcept {
+  const_cast<Lend*>(lend_of(node))->is_in_block = is_in_block;
+}
+
+bool is_in_block(const owners::Node* node) noexcept {
+  const Lend* const lend = lend_of(node);
+  return lend != nullptr && lend->is_in_block;
 }
 
 std::vector<Borrow> borrows_of(PyObject* x) {

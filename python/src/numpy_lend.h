@@ -44,8 +44,17 @@ enum class Writers : uint8_t {
 // is a NumPy array; unless nothing writes, it is writable or is_lent(x). Fails if what x lies on was closed.
 OwnedNode lend(PyObject* x, Writers writers, const Lending& how);
 
+// The node that owns the memory of an array. Null: another owner has it, or it was moved out: the node of
+// before may be gone then, and its address may be that of another one.
+owners::Node* owner_of(const tenon_array* array) noexcept;
+
 // The node was made by one of these, for from_numpy().
 bool is_lent_by_user(const owners::Node* node) noexcept;
+
+// Whether the program is in `with tn.from_numpy(x) as a:`, by which it states that it does not use x before
+// the end of the block. Requires is_lent_by_user(node).
+void set_in_block(owners::Node* node, bool is_in_block) noexcept;
+bool is_in_block(const owners::Node* node) noexcept;
 
 // A borrow that has not ended.
 struct Borrow {

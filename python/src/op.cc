@@ -187,10 +187,10 @@ NativeOp push(OwnedWork owned, const Push& push, ResultRef result) {
 }
 
 void check_original(const tenon_use& use, const char* name) {
-  PyObject* const original =
-      original_of(static_cast<owners::Node*>(tenon_array_owner(use.array, owners::release)));
+  const owners::Node* const node = owner_of(use.array);
+  PyObject* const original = original_of(node);
   const bool writes = use.access == TENON_WRITE;
-  if (original == nullptr || !is_used_elsewhere(original, writes)) return;
+  if (original == nullptr || is_in_block(node) || !is_used_elsewhere(original, writes)) return;
   throw Error(
       TENON_ERR_LEASE_CONFLICT,
       std::string("op '") + name + "' " + (writes ? "writes" : "reads") +

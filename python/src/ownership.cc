@@ -45,8 +45,7 @@ PyType_Spec moved_memory_spec = {"tenon._core.MovedMemory", sizeof(MovedMemory),
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, moved_memory_slots};
 
 void check_original(const Array& array) {
-  auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
-  PyObject* const original = original_of(node);
+  PyObject* const original = original_of(owner_of(array.get()));
   if (original == nullptr || !is_used_elsewhere(original, true)) return;
   throw Error(
       TENON_ERR_LEASE_CONFLICT,
@@ -57,12 +56,14 @@ void check_original(const Array& array) {
 // Other arrays would lose their memory: code with `with a:` means to hold the array.
 nb::object enter(const Self& self) {
   const Array array = self.array();
-  const auto* const owner = static_cast<const owners::Node*>(tenon_array_owner(array.get(), owners::release));
-  if (!is_lent_by_user(owner) && tenon_array_moved_at(array.get()) == nullptr) {
+  owners::Node* const owner = owner_of(array.get());
+  const bool is_lent = is_lent_by_user(owner);
+  if (!is_lent && tenon_array_moved_at(array.get()) == nullptr) {
     raise(PyExc_TypeError,
           "`with` on an array gives its memory back to NumPy, and this array has none that tn.from_numpy() "
           "borrowed: `with a.read() as v:` and `with a.write() as v:` hold an array");
   }
+  if (is_lent) set_in_block(owner, true);
   return self.object;
 }
 
@@ -120,9 +121,9 @@ void add_ownership(nb::module_& module) {
       "access waits for them. The caller orders them. Shares the memory and keeps it alive.\n");
   def_method(
       "__enter__", enter, nb::sig("def __enter__(self) -> NDArray"),
-      "``with tn.from_numpy(x) as a:`` waits at the end for ops that were pushed, and gives the memory back "
-      "to "
-      "its owner:\n``x`` is writable again, and ``a`` raises MovedError. "
+      "``with tn.from_numpy(x) as a:`` states that ``x`` is not used before the end of the block: ops may be "
+      "pushed\nbeside it. The end waits for them, and gives the memory back to its owner:\n``x`` is writable "
+      "again, and ``a`` raises MovedError. "
       "``with a.read()`` and\n``with a.write()`` hold an array.\n\nRaises\n------\nTypeError\n"
       "    At the beginning: the array has no memory that `from_numpy` borrowed.\nLeaseConflict\n"
       "    At the end: a view, lease or another import still holds the memory; it stays lent.\nOpError\n"
@@ -130,6 +131,8 @@ void add_ownership(nb::module_& module) {
   def_method(
       "__exit__",
       [](const Self& self, const nb::object& kind, const nb::object& error, const nb::object& trace) {
+        owners::Node* const owner = owner_of(self.array().get());
+        if (is_lent_by_user(owner)) set_in_block(owner, false);  // it may stay lent
         callback(Callback::kGiveBack)(self.object, error);
         (void)kind;
         (void)trace;
@@ -150,7 +153,12 @@ void add_ownership(nb::module_& module) {
   module.def(
       "renewed",
       [](const Array& array) {
-        auto* const node = static_cast<owners::Node*>(tenon_array_owner(array.get(), owners::release));
+        const auto* const node = owner_of(array.get());
+        if (is_in_block(node)) {
+          throw Error(TENON_ERR_LEASE_CONFLICT,
+                      "cannot give new memory to the array of `with tn.from_numpy(x) as a:`, because x would "
+                      "not get its elements: drop the views of it first");
+        }
         PyObject* const original = original_of(node);
         if (original != nullptr && is_used_elsewhere(original, false)) check_original(array);
         tenon_array* handle = nullptr;

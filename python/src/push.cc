@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "callbacks.h"
 #include "devices.h"
 #include "dlpack_import.h"
@@ -125,6 +126,7 @@ class Work {
   // of a native function.
   nb::list uses(bool of_prototype) const;
   nb::list arguments() const;
+  const nb::object& function() const { return function_; }
 
   int traverse(visitproc visit, void* arg) const;
 
@@ -419,9 +421,29 @@ nb::object push_from_python(nb::handle function, const nb::tuple& arguments, con
 }
 
 template <bool is_write, bool is_overwrite>
-Use wrap_argument(nb::handle array) {
-  return {array, is_write, is_overwrite};
+PyObject* wrap_argument(PyObject*, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
+  static constinit FastParameters<1> parameters(is_overwrite ? "overwrite"
+                                                : is_write   ? "write"
+                                                             : "read",
+                                                {"array"}, 1, 1);
+  PyObject* const array =
+      n == 1 && keywords == nullptr ? arguments[0] : parameters.parse(arguments, n, keywords)[0];
+  return nb::cast(Use(array, is_write, is_overwrite)).release().ptr();
 }
+
+PyMethodDef verbs[] = {
+    fast_method<wrap_argument<false, false>>(
+        "read",
+        "read(array)\n--\n\n"
+        "Wraps an argument of `push`: the op only reads ``array``, as a Python function does without this.\n"
+        "`push` refuses it for a parameter that the prototype of a `CFunction` does not declare const."),
+    fast_method<wrap_argument<true, false>>(
+        "write", "write(array)\n--\n\nWraps an argument of `push`: the op reads and writes ``array``."),
+    fast_method<wrap_argument<true, true>>(
+        "overwrite",
+        "overwrite(array)\n--\n\n"
+        "Wraps an argument of `push`: the op writes every element of ``array`` before it reads any."),
+};
 
 }  // namespace
 
@@ -440,17 +462,7 @@ void add_pushes(nb::module_& module) {
             raise(PyExc_TypeError, "%R wraps an argument of tn.push: pass the array itself here", self.ptr());
           },
           nb::sig("def __array__(self, *args: Any, **kwargs: Any) -> Any"));
-  module.def("read", wrap_argument<false, false>, nb::arg("array").none(),
-             nb::sig("def read(array: NDArray) -> Any"),
-             "Wraps an argument of `push`: the op only reads ``array``, as a Python function does without "
-             "this.\n`push` refuses it for a parameter that the prototype of a `CFunction` does not declare "
-             "const.");
-  module.def("write", wrap_argument<true, false>, nb::arg("array").none(),
-             nb::sig("def write(array: NDArray) -> Any"),
-             "Wraps an argument of `push`: the op reads and writes ``array``.");
-  module.def("overwrite", wrap_argument<true, true>, nb::arg("array").none(),
-             nb::sig("def overwrite(array: NDArray) -> Any"),
-             "Wraps an argument of `push`: the op writes every element of ``array`` before it reads any.");
+  for (PyMethodDef& verb : verbs) add_function(module, &verb);
   nb::class_<Work>(module, "Work", nb::type_slots(work_slots), "The work of one push that conflicts.")
       .def("submit", &Work::submit, nb::arg("renewed"),
            nb::sig("def submit(self, renewed: list[tuple[NDArray, NDArray]]) -> Op[Any]"),
@@ -461,6 +473,7 @@ void add_pushes(nb::module_& module) {
            nb::sig("def uses(self, of_prototype: bool) -> list[tuple[NDArray, bool, bool]]"),
            "(array, is write, is overwrite) of what was given; of_prototype: and of what follows from the "
            "prototype of\na native function.")
+      .def_prop_ro("function", &Work::function, nb::sig("def function(self) -> Any"))
       .def("arguments", &Work::arguments, nb::sig("def arguments(self) -> list[Any]"));
   module.def("push", push_from_python, nb::arg("function").none(), nb::arg("arguments"), nb::arg("keywords"),
              nb::arg("reads").none(), nb::arg("writes").none(), nb::arg("overwrites").none(),

@@ -114,13 +114,7 @@ void add_share(nb::module_& module) {
              nb::sig("def set_handle_opens(handle: bytes, opens: int) -> bytes"));
   module.def(
       "revoke_handles", [](const Array& array) { return revoke_handles(array); }, nb::arg("array"),
-      "Revokes the handles (pickles) of a shared array that this process has made and that no process has "
-      "opened:\n"
-      "they no longer keep its memory.\n\n"
-      "Parameters\n----------\narray : NDArray\n\n"
-      "Returns\n-------\nint\n    How many there were.\n\n"
-      "Raises\n------\nTypeError\n    The array is not shared.\n",
-      nb::sig("def revoke_handles(array: NDArray) -> int"));
+      "What tenon.revoke_handles does.", nb::sig("def revoke_handles(array: NDArray) -> int"));
   module.def("describe_shared", [] {
     const nb::gil_scoped_release release;
     return describe_shared();
@@ -129,12 +123,9 @@ void add_share(nb::module_& module) {
     const nb::gil_scoped_release release;
     return collect_shared();
   });
-  module.def(
-      "set_lock_timeout", set_timeout, nb::arg("seconds").none(),
-      "Sets how long calls and blocks on shared arrays wait for other processes before they raise "
-      "TimeoutError, which\nnames the process that holds the array. The initial value is 5 seconds.\n\n"
-      "Parameters\n----------\nseconds : float or None\n    None: no limit.\n\n"
-      "Returns\n-------\nfloat or None\n    The old value.\n");
+  module.def("set_lock_timeout", set_timeout, nb::arg("seconds").none(),
+             nb::sig("def set_lock_timeout(seconds: float | None) -> float | None"),
+             "What tenon.set_lock_timeout does.");
 }
 
 }  // namespace tenon::python

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,7 +118,7 @@ class NativePool {
  public:
   NativePool(uint64_t budget, uint64_t idle, Seconds timeout, uint64_t inline_nbytes, Flag pinned)
       : budget_nbytes(budget), inline_nbytes(inline_nbytes), options_(detail::sized<tenon_pool_options>()) {
-    options_.flags = pinned.get("pinned") ? TENON_POOL_PINNED : 0;
+    options_.flags = TENON_POOL_NOTES_REFUSALS | (pinned.get("pinned") ? TENON_POOL_PINNED : 0);
     options_.budget_nbytes = budget;
     options_.idle_nbytes = idle;
     options_.timeout_ns = timeout.nanoseconds();
@@ -187,13 +188,30 @@ class NativePool {
     result["blocks"] = stats.blocks;
     result["messages"] = stats.messages;
     result["waiting"] = stats.waiting;
+    result["processes"] = stats.processes;
+    result["unopened"] = stats.unopened;
+    result["unopened_bytes"] = stats.unopened_nbytes;
+    result["held"] = stats.held;
+    result["held_bytes"] = stats.held_nbytes;
+    result["sent_total"] = stats.sent;
+    result["sent_bytes_total"] = stats.sent_nbytes;
+    result["opened_total"] = stats.opened;
+    result["expired_total"] = stats.expired;
+    result["revoked_total"] = stats.revoked;
+    result["receivers_gone_total"] = stats.receivers_gone;
+    result["inline_total"] = stats.inlined;
+    result["inline_bytes_total"] = stats.inlined_nbytes;
+    result["refused_total"] = stats.refused;
+    result["waits_total"] = stats.waits;
+    result["waited_ns_total"] = stats.waited_ns;
     return result;
   }
 
-  const uint64_t budget_nbytes;
-  const uint64_t inline_nbytes;
+  void count(uint64_t refused, uint64_t inlined, uint64_t inlined_nbytes) {
+    call(tenon_tensor_pool_note, here(), refused, inlined, inlined_nbytes);
+  }
 
- private:
+  // The pool of this process.
   tenon_tensor_pool* here() {
     if (pool_ == nullptr) {
       pool_ = detail::call_for<tenon_tensor_pool*>(tenon_tensor_pool_create, &options_);
@@ -204,6 +222,10 @@ class NativePool {
     return pool_;
   }
 
+  const uint64_t budget_nbytes;
+  const uint64_t inline_nbytes;
+
+ private:
   nb::object sent(const std::vector<Array>& arrays, MessageParts parts, const MessageLimits& limits) {
     tenon_message_options options = limits.options();
     options.site = current_site();
@@ -238,6 +260,51 @@ class NativePool {
   tenon_pool_options options_;
   tenon_tensor_pool* pool_ = nullptr;  // null: this is a child that has not used it
   SipKey key_{};
+};
+
+// The native part of tenon.PoolServer. In a forked child it does nothing.
+class NativePoolServer {
+ public:
+  NativePoolServer(NativePool& pool, nb::bytes path, int32_t backlog) {
+    tenon_tensor_pool* const served = pool.here();
+    const nb::gil_scoped_release release;
+    server_ = detail::call_for<tenon_pool_server*>(tenon_tensor_pool_serve, served, path.c_str(), backlog);
+  }
+  NativePoolServer(const NativePoolServer&) = delete;
+  NativePoolServer& operator=(const NativePoolServer&) = delete;
+  ~NativePoolServer() { close(); }
+  void close() noexcept { tenon_pool_server_release(std::exchange(server_, nullptr)); }
+
+ private:
+  tenon_pool_server* server_ = nullptr;
+};
+
+// The native part of tenon.PoolLink.
+class NativePoolLink {
+ public:
+  NativePoolLink(nb::bytes path, Seconds timeout) {
+    const int64_t timeout_ns = timeout.nanoseconds();
+    link_ = detail::call_for<tenon_pool_link*>(tenon_pool_attach, path.c_str(), timeout_ns);
+  }
+  NativePoolLink(const NativePoolLink&) = delete;
+  NativePoolLink& operator=(const NativePoolLink&) = delete;
+  ~NativePoolLink() { close(); }
+  void offer(NativePool& pool) {
+    if (link_ == nullptr) raise(PyExc_ValueError, "the PoolLink is closed");
+    tenon_tensor_pool* const offered = pool.here();
+    // Another thread may close this meanwhile.
+    tenon_pool_link_retain(link_);
+    const std::unique_ptr<tenon_pool_link, ReleaseLink> used(link_);
+    const nb::gil_scoped_release release;
+    call(tenon_pool_link_offer, used.get(), offered);
+  }
+  void close() noexcept { tenon_pool_link_release(std::exchange(link_, nullptr)); }
+
+ private:
+  struct ReleaseLink {
+    void operator()(tenon_pool_link* link) const noexcept { tenon_pool_link_release(link); }
+  };
+  tenon_pool_link* link_ = nullptr;
 };
 
 constexpr char kDumpsDoc[] =
@@ -322,6 +389,27 @@ void check_message(std::string_view bytes, const Message& message) {
   call(tenon_message_key, static_cast<const void*>(core.data()), core.size(), key.data());
   check_code(bytes, key_in(key));
 }
+
+constexpr char kStatsDoc[] = R"(What the pool holds, and what has happened in it.
+
+Returns
+-------
+dict of str to int
+    Names that end in ``_total`` only grow; the others say how it is now.
+
+    - Bytes: ``budget``; ``used`` by arrays and messages; ``idle``, free but ready; ``committed``.
+    - ``blocks``: pieces of memory in use; ``held``: those that other processes use, and
+      ``held_bytes``; ``processes``: those that use any, this one among them.
+    - ``messages`` that processes may open; ``unopened``: those that none has opened, and
+      ``unopened_bytes``; ``waiting``: threads that wait for room.
+    - ``sent_total`` and ``sent_bytes_total``: messages, and the memory that they keep.
+    - Messages that have ended: ``opened_total`` (as often as they may be), ``expired_total``,
+      ``revoked_total``, ``receivers_gone_total``.
+    - ``inline_total``, ``inline_bytes_total``: messages with ``when_full="inline"`` for which there was
+      no room, and the bytes of their arrays.
+    - ``refused_total``: calls that raised MemoryError because the pool was full.
+    - ``waits_total``, ``waited_ns_total``: of threads, for room.
+)";
 
 constexpr char kLoadsDoc[] = R"(loads(data, *, writable=True, arrays_only=False)
 --
@@ -414,10 +502,16 @@ void add_tensor_pool(nb::module_& module) {
            nb::sig("def _dumps_parts(self, arrays: Sequence[NDArray], tree: bytes, about: bytes, pickled: "
                    "bytes, small: bytes, limits: MessageLimits) -> bytes"))
       .def("_revoke", &NativePool::revoke, nb::arg("tag"))
-      .def("stats", &NativePool::stats, nb::sig("def stats(self) -> dict[str, int]"),
-           "Bytes: the 'budget'; 'used' by arrays and messages; 'idle', free but ready; 'committed'.\n"
-           "Numbers: of 'blocks', of 'messages' that processes may open, of threads that are 'waiting' for "
-           "room.");
+      .def("stats", &NativePool::stats, nb::sig("def stats(self) -> dict[str, int]"), kStatsDoc)
+      .def("_note", &NativePool::count, nb::arg("refused"), nb::arg("inlined"), nb::arg("inlined_nbytes"));
+  nb::class_<NativePoolServer>(module, "NativePoolServer")
+      .def(nb::init<NativePool&, nb::bytes, int32_t>(), nb::arg("pool"), nb::arg("path"), nb::arg("backlog"))
+      .def("close", &NativePoolServer::close);
+  nb::class_<NativePoolLink>(module, "NativePoolLink")
+      .def(nb::init<nb::bytes, Seconds>(), nb::arg("path"), nb::arg("timeout").none(),
+           nb::sig("def __init__(self, path: bytes, timeout: float | None) -> None"))
+      .def("offer", &NativePoolLink::offer, nb::arg("pool"))
+      .def("close", &NativePoolLink::close);
   static PyMethodDef loads_method = fast_method<loads>("loads", kLoadsDoc);
   add_function(module, &loads_method);
   module.def(

@@ -6,13 +6,11 @@
 
 #include <nanobind/stl/string.h>
 
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "buffer_calls.h"
 #include "callbacks.h"
@@ -149,51 +147,6 @@ int32_t is_alone(void* token) noexcept {
     return 0;
   }
 }
-
-// A thread of the library that is about to run Python code. While the interpreter ends, such a thread must
-// not ask for the GIL: CPython would end it in the middle of the library, or it would hang. So from the
-// functions of atexit on, no such thread may begin, and the process waits for those that have begun, up to a
-// limit.
-class Visit {
- public:
-  Visit() noexcept : is_needed_(PyGILState_GetThisThreadState() == nullptr) {
-    if (!is_needed_) return;
-    // pairs with: Visit::end_all, "a visitor and the end"
-    visitors_.fetch_add(1, std::memory_order_seq_cst);
-    // pairs with: Visit::end_all, "a visitor and the end"
-    is_let_in_ = !is_over_.load(std::memory_order_seq_cst);
-  }
-  Visit(const Visit&) = delete;
-  Visit& operator=(const Visit&) = delete;
-  ~Visit() {
-    // pairs with: Visit::end_all, "a visitor and the end"
-    if (is_needed_) visitors_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-  explicit operator bool() const noexcept { return !is_needed_ || is_let_in_; }
-  bool is_counted() const noexcept { return is_needed_; }
-
-  // In a forked child: the visitors of other threads are in the parent.
-  static void forget_others(bool is_visitor) noexcept {
-    visitors_.store(is_visitor ? 1 : 0, std::memory_order_relaxed);
-  }
-
-  static void end_all() {
-    constexpr int kMostMs = 1000;
-    const nb::gil_scoped_release released;
-    // pairs with: Visit::Visit, "a visitor and the end"
-    is_over_.store(true, std::memory_order_seq_cst);
-    // pairs with: Visit::Visit, "a visitor and the end"
-    for (int ms = 0; ms < kMostMs && visitors_.load(std::memory_order_seq_cst) != 0; ++ms) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
- private:
-  static constinit inline std::atomic<int> visitors_{0};
-  static constinit inline std::atomic<bool> is_over_{false};
-  const bool is_needed_;  // of a thread that Python does not know
-  bool is_let_in_ = false;
-};
 
 // The GIL around bodies of ops that this thread of the engine runs.
 struct Entered {

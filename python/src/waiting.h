@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <string>
+#include <thread>
 
 #include "python.h"
 
@@ -32,6 +34,51 @@ bool is_in_body() noexcept;
 
 // In a forked child: bodies of ops that other threads run are in the parent.
 void forget_other_visitors() noexcept;
+
+// A thread of the library that is about to run Python code or to drop objects of Python. While Python ends,
+// such a thread must not ask for the GIL: CPython would end it in the middle of the library, or it hangs.
+// So from the functions of atexit on, no such thread may begin, and the process waits for those that have
+// begun, up to a limit.
+class Visit {
+ public:
+  Visit() noexcept : is_needed_(PyGILState_GetThisThreadState() == nullptr) {
+    if (!is_needed_) return;
+    // pairs with: Visit::end_all, "a visitor and the end"
+    visitors_.fetch_add(1, std::memory_order_seq_cst);
+    // pairs with: Visit::end_all, "a visitor and the end"
+    is_let_in_ = !is_over_.load(std::memory_order_seq_cst);
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  ~Visit() {
+    // pairs with: Visit::end_all, "a visitor and the end"
+    if (is_needed_) visitors_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  explicit operator bool() const noexcept { return !is_needed_ || is_let_in_; }
+  bool is_counted() const noexcept { return is_needed_; }
+
+  // In a forked child: the visitors of other threads are in the parent.
+  static void forget_others(bool is_visitor) noexcept {
+    visitors_.store(is_visitor ? 1 : 0, std::memory_order_relaxed);
+  }
+
+  static void end_all() {
+    constexpr int kMostMs = 1000;
+    const nb::gil_scoped_release released;
+    // pairs with: Visit::Visit, "a visitor and the end"
+    is_over_.store(true, std::memory_order_seq_cst);
+    // pairs with: Visit::Visit, "a visitor and the end"
+    for (int ms = 0; ms < kMostMs && visitors_.load(std::memory_order_seq_cst) != 0; ++ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  static constinit inline std::atomic<int> visitors_{0};
+  static constinit inline std::atomic<bool> is_over_{false};
+  const bool is_needed_;  // of a thread that Python does not know
+  bool is_let_in_ = false;
+};
 
 // Logs a warning about a long wait. Any thread.
 void report_wait(const char* text) noexcept;

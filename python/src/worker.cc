@@ -18,6 +18,7 @@
 #include "fork_guard.h"
 #include "ndarray.h"
 #include "owners.h"
+#include "waiting.h"
 
 namespace tenon::python {
 namespace {
@@ -251,9 +252,11 @@ int32_t fill_inline(void* context, const tenon_fill_request* request, char* mess
 
 int32_t fill_nothing(void*, const tenon_fill_request*, char*, size_t) noexcept { return -1; }
 
-// In a thread of the feed, also while Python ends. EngineThread has a frame that ending_threads.cc finds
-// then. nb::gil_scoped_acquire has none where nothing beside it can throw.
+// In a thread of the feed, also while Python ends: then the objects stay. EngineThread has a frame that
+// ending_threads.cc finds. nb::gil_scoped_acquire has none where nothing beside it can throw.
 void drop_hooks(void* context) noexcept {
+  const Visit visit;
+  if (!visit) return;
   const EngineThread gil;
   delete static_cast<Hooks*>(context);
 }

@@ -1,5 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays whose memory C libraries, NumPy, PyTorch, JAX and other processes share without copies."""
+"""Arrays whose memory C libraries, NumPy, PyTorch, JAX and other processes share without copies.
+
+a = tn.zeros((4, 3)); a = tn.array(x)       new memory; a copy of existing data
+a = tn.from_numpy(x); np.asarray(a)         the memory of x; a view. Also from_dlpack, a.torch(), a.jax()
+with a.write() as v: ...                    access that excludes others; a.read(), a.snapshot(), a.copy()
+tn.push(f, a, tn.write(b)).wait()           work that runs when its arrays are free
+tn.zeros(n, shared="name"), tn.attach("name")   memory of several processes; its pickle is a handle
+tn.Channel, tn.TensorPool, tn.Arena         items between processes; messages; one buffer, several layouts
+f = tn.c_function("./libx.so", "int f(float *x, size_t n)", n="rows"); f(x)    a function in C
+for batch in tn.Feed(f, {"x": ("f4", (64, 3))}, workers=2): ...    batches that workers fill
+tenon ls, tenon doctor                      (in a shell) what is shared; what this machine allows
+help(tn.Feed), and so on, has the parameters and the errors of each; __all__ has the names
+"""
 
 import sys as _sys
 from contextlib import suppress as _suppress
@@ -28,6 +40,7 @@ from ._array.creation import (
     concatenate,
     empty,
     empty_like,
+    from_buffer,
     from_pointer,
     full,
     full_like,
@@ -40,8 +53,9 @@ from ._array.creation import (
 )
 from ._array.exchange import to_dlpack_for_read, to_dlpack_for_write
 from ._array.files import load, save
+from ._array.frozen import frozen
 from ._array.registrations import register as _register
-from ._array.share import Handle, Shared, attach
+from ._array.share import Handle, Shared, attach, revoke_handles, set_lock_timeout
 from ._core import (
     Batch,
     NDArray,
@@ -64,7 +78,6 @@ from ._core import (
     float16,
     float32,
     float64,
-    from_buffer,
     from_dlpack,
     from_numpy,
     int8,
@@ -73,8 +86,6 @@ from ._core import (
     int64,
     overwrite,
     read,
-    revoke_handles,
-    set_lock_timeout,
     uint8,
     uint16,
     uint32,
@@ -104,6 +115,7 @@ from ._ipc.arena import Arena
 from ._ipc.channel import Channel
 from ._ipc.pool import TensorPool, loads
 from ._ipc.pool import open as open
+from ._ipc.served_pool import PoolLink, PoolServer, attach_pool
 from ._sync.copies import cast, copy, fill
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
@@ -174,6 +186,8 @@ __all__ = [
     "OpError",
     "OwnerDied",
     "Plugin",
+    "PoolLink",
+    "PoolServer",
     "Schema",
     "Shared",
     "TenonError",
@@ -183,6 +197,7 @@ __all__ = [
     "array",
     "asarray",
     "attach",
+    "attach_pool",
     "bfloat16",
     "borrowers",
     "c_function",
@@ -213,6 +228,7 @@ __all__ = [
     "from_dlpack",
     "from_numpy",
     "from_pointer",
+    "frozen",
     "full",
     "full_like",
     "graph_capture",

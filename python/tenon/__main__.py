@@ -3,7 +3,7 @@
 
 ``demo`` trains a model on batches from a C library and prints the costs. ``config`` prints the paths of the
 files for C and C++ programs. ``ls`` lists feeds and the memory that processes share. ``gc`` releases what
-dead processes held. ``plot`` draws a file of `tenon.trace`.
+dead processes held. ``doctor`` says what the machine allows. ``plot`` draws a file of `tenon.trace`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ CONFIG_OPTIONS = {
 }
 
 
+_WIDTH = max(map(len, CONFIG_OPTIONS)) + 2
+
+
 class _Version(argparse.Action):
     """Prints the version and ends the program. argparse's own action ignores a full disk."""
 
@@ -50,14 +53,15 @@ def _config(arguments: argparse.Namespace) -> int:
         "pkgconfigdir": (pkgconfig, f"{pkgconfig}/tenon.pc"),
         "libdir": (lib, f"{lib}/libtenon.so"),
     }
+    asks_all = not any(getattr(arguments, name[2:]) for name in CONFIG_OPTIONS)
     for name, (answer, file) in answers.items():
-        if getattr(arguments, name):
+        if asks_all or getattr(arguments, name):
             if not os.path.isfile(file):
                 print(f"tenon config: {file} is missing; reinstall tenon-arrays", file=sys.stderr)
                 return 1
-            print(answer)
-    if arguments.version:
-        print(_core.__version__)
+            print(f"{'--' + name:<{_WIDTH}}{answer}" if asks_all else answer)
+    if asks_all or arguments.version:
+        print(f"{'--version':<{_WIDTH}}{_core.__version__}" if asks_all else _core.__version__)
     return 0
 
 
@@ -83,6 +87,14 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _ls(arguments: argparse.Namespace) -> int:
     import time
 
+    if arguments.at is not None:
+        import tenon
+
+        try:
+            tenon.attach_pool(arguments.at)  # the pool stays open, so it is shown
+        except (OSError, ValueError) as error:
+            print(f"tenon ls: {error}", file=sys.stderr)
+            return 1
     before = _look(arguments)
     if arguments.watch is None:
         return 0
@@ -108,12 +120,16 @@ def _look(
     from tenon._tools import terminal as _terminal
 
     seen: dict[str, Any] = json.loads(_core.describe_shared())
+    if arguments.names:
+        _observers.keep_named(seen, arguments.names)
     now = time.monotonic()
     _observers.add_rates(seen, before, now)
     if arguments.json:
         print(json.dumps(seen, allow_nan=False), flush=True)
     else:
-        _terminal.show(_observers.listing(seen), clears=arguments.watch is not None)
+        only = arguments.messages
+        lines = _observers.listing(seen) if only is None else _observers.messages(seen, only)
+        _terminal.show(lines, clears=arguments.watch is not None)
     return seen, now
 
 
@@ -127,6 +143,19 @@ def _gc(arguments: argparse.Namespace) -> int:
         text = _observers.summary(json.loads(text))
     print(text, flush=True)
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from tenon._tools import doctor as _doctor
+
+    found = _doctor.findings()
+    if arguments.json:
+        import json
+
+        print(json.dumps([finding._asdict() for finding in found]), flush=True)
+    else:
+        print(_doctor.listing(found), flush=True)
+    return int(any(finding.state == "problem" for finding in found))
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -206,7 +235,23 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(call=_demo)
 
     ls = commands.add_parser("ls", help="feeds, and shared memory: which processes have it open or hold it")
-    ls.add_argument("--json", action="store_true", help="print one JSON object on a line (docs/inspect.md)")
+    ls.add_argument(
+        "names", nargs="*", metavar="NAME", help="only memory with this name, as a pattern: 'camera-*'"
+    )
+    ls.add_argument(
+        "--at", metavar="SOCKET", help="also the tensor pool that a process of another container serves there"
+    )
+    ls_form = ls.add_mutually_exclusive_group()
+    ls_form.add_argument(
+        "--json", action="store_true", help="print one JSON object on a line (docs/inspect.md)"
+    )
+    ls_form.add_argument(
+        "--messages",
+        nargs="?",
+        const="",
+        metavar="TAG",
+        help="only the messages of tensor pools, the oldest first; with this tag",
+    )
     ls.add_argument(
         "--watch",
         type=_seconds,
@@ -226,10 +271,18 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("picture", metavar="OUT.SVG|OUT.PNG")
     plot.set_defaults(call=_plot)
 
-    config = commands.add_parser("config", help="print where the files for C and C++ programs lie")
+    doctor = commands.add_parser(
+        "doctor", help="what this machine allows: limits, names, other processes; 1 if there is a problem"
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON list")
+    doctor.set_defaults(call=_doctor)
+
+    config = commands.add_parser(
+        "config", help="print where the files for C and C++ programs lie; without options: all of it"
+    )
     for option, text in CONFIG_OPTIONS.items():
         config.add_argument(option, action="store_true", help=text)
-    config.set_defaults(call=_config, parser=config)
+    config.set_defaults(call=_config)
     return parser
 
 
@@ -254,8 +307,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     arguments = _parser().parse_args(argv)
-    if arguments.call is _config and not any(getattr(arguments, name[2:]) for name in CONFIG_OPTIONS):
-        arguments.parser.error(f"nothing asked: give one of {', '.join(CONFIG_OPTIONS)}")
     status: int = arguments.call(arguments)
     return status
 

@@ -832,7 +832,8 @@ class NDArray:
 
     def __enter__(self) -> NDArray:
         """
-        ``with tn.from_numpy(x) as a:`` waits at the end for ops that were pushed, and gives the memory back to its owner:
+        ``with tn.from_numpy(x) as a:`` states that ``x`` is not used before the end of the block: ops may be pushed
+        beside it. The end waits for them, and gives the memory back to its owner:
         ``x`` is writable again, and ``a`` raises MovedError. ``with a.read()`` and
         ``with a.write()`` hold an array.
 
@@ -939,33 +940,7 @@ def torch_tensors(arrays: tuple[NDArray, ...], trust: _bool = False) -> tuple[An
 def create(shape: int | Sequence[int], dtype: DTypeLike, zeroed: _bool) -> NDArray: ...
 
 def from_buffer(obj: Any, dtype: DTypeLike, shape: int | Sequence[int] | None = None, offset: int = 0) -> NDArray:
-    """
-    The bytes of a buffer (bytearray, mmap, ctypes array, array.array) as an array.
-
-    Parameters
-    ----------
-    obj : object with the buffer protocol
-        Contiguous. It is kept alive, and cannot be resized or closed, while the array or a view lives.
-    dtype : dtype, str or another dtype
-    shape : int, sequence of ints or None
-        None: one axis with all elements from ``offset`` on.
-    offset : int
-        Bytes.
-
-    Returns
-    -------
-    NDArray
-        Shares the memory; read-only when the buffer is (``bytes``).
-
-    Raises
-    ------
-    ValueError
-        The shape does not fit into the bytes.
-    BufferError
-        The elements would lie unaligned, or the buffer is not contiguous.
-    TypeError
-        ``obj`` has no buffer.
-    """
+    """What tenon.from_buffer does."""
 
 def from_pointer(address: int, shape: int | Sequence[int], dtype: DTypeLike, strides: Sequence[int] | None, owner: Any, deleter: Callable[[], object] | None, readonly: _bool) -> NDArray: ...
 
@@ -1026,44 +1001,14 @@ def limit_handle(handle: bytes, receiver: int, timeout: float | None) -> None: .
 def set_handle_opens(handle: bytes, opens: int) -> bytes: ...
 
 def revoke_handles(array: NDArray) -> int:
-    """
-    Revokes the handles (pickles) of a shared array that this process has made and that no process has opened:
-    they no longer keep its memory.
-
-    Parameters
-    ----------
-    array : NDArray
-
-    Returns
-    -------
-    int
-        How many there were.
-
-    Raises
-    ------
-    TypeError
-        The array is not shared.
-    """
+    """What tenon.revoke_handles does."""
 
 def describe_shared() -> str: ...
 
 def collect_shared() -> str: ...
 
-def set_lock_timeout(seconds: float | None | None) -> float | None:
-    """
-    Sets how long calls and blocks on shared arrays wait for other processes before they raise TimeoutError, which
-    names the process that holds the array. The initial value is 5 seconds.
-
-    Parameters
-    ----------
-    seconds : float or None
-        None: no limit.
-
-    Returns
-    -------
-    float or None
-        The old value.
-    """
+def set_lock_timeout(seconds: float | None) -> float | None:
+    """What tenon.set_lock_timeout does."""
 
 def begin_trace(path: bytes, capacity: int) -> None: ...
 
@@ -1197,6 +1142,8 @@ class Schema:
         """Bytes of a batch, without padding."""
 
     def __len__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -1530,6 +1477,16 @@ class NativeItem:
 
     def _release(self) -> None: ...
 
+    def _drop_loan(self) -> None: ...
+
+    def _bytes(self) -> NDArray: ...
+
+    def _set_nbytes(self, nbytes: int) -> None: ...
+
+    def _put_back(self, error: object) -> None: ...
+
+    def _take_over(self, other: NativeItem) -> None: ...
+
 def loan_field(name: str, number: int) -> Any:
     """
     A descriptor of a field of a loan: its NumPy array. AttributeError after the end.
@@ -1542,10 +1499,16 @@ class NativeChannel:
     """The native part of tenon.Channel."""
 
     @staticmethod
-    def create(fields: Sequence[Any], slots: int, mode: int, when_full: int, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel: ...
+    def create(fields: Sequence[Any], slots: int, mode: int, when_full: int, opens_existing: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel: ...
 
     @staticmethod
-    def open(memory: NDArray) -> NativeChannel: ...
+    def create_bytes(nbytes: int, largest: int, slots: int, mode: int, when_full: int, opens_existing: _bool, name: str, huge_pages: _bool, populate: _bool, numa_node: int) -> NativeChannel: ...
+
+    @staticmethod
+    def open(memory: NDArray, awaits_producers: _bool = False, receives_latest: _bool = False) -> NativeChannel: ...
+
+    def nbytes(self) -> tuple[int, int]:
+        """Of all items, and of the largest; (0, 0): they have fields."""
 
     def memory(self) -> NDArray: ...
 
@@ -1610,7 +1573,11 @@ class ChannelCalls:
             The timeout is negative.
         """
 
+    _loan_bytes: types.MethodDescriptorType = ...
+
     def _open_calls(self, channel: NativeChannel, loan_class: type[Any], received_class: type[Any], is_checked: _bool) -> None: ...
+
+WILL_RETRY: float = 0.0
 
 def call_before_use_of_channels(function: Callable[[], None]) -> None:
     """
@@ -1700,9 +1667,40 @@ class NativePool:
 
     def stats(self) -> dict[str, int]:
         """
-        Bytes: the 'budget'; 'used' by arrays and messages; 'idle', free but ready; 'committed'.
-        Numbers: of 'blocks', of 'messages' that processes may open, of threads that are 'waiting' for room.
+        What the pool holds, and what has happened in it.
+
+        Returns
+        -------
+        dict of str to int
+            Names that end in ``_total`` only grow; the others say how it is now.
+
+            - Bytes: ``budget``; ``used`` by arrays and messages; ``idle``, free but ready; ``committed``.
+            - ``blocks``: pieces of memory in use; ``held``: those that other processes use, and
+              ``held_bytes``; ``processes``: those that use any, this one among them.
+            - ``messages`` that processes may open; ``unopened``: those that none has opened, and
+              ``unopened_bytes``; ``waiting``: threads that wait for room.
+            - ``sent_total`` and ``sent_bytes_total``: messages, and the memory that they keep.
+            - Messages that have ended: ``opened_total`` (as often as they may be), ``expired_total``,
+              ``revoked_total``, ``receivers_gone_total``.
+            - ``inline_total``, ``inline_bytes_total``: messages with ``when_full="inline"`` for which there was
+              no room, and the bytes of their arrays.
+            - ``refused_total``: calls that raised MemoryError because the pool was full.
+            - ``waits_total``, ``waited_ns_total``: of threads, for room.
         """
+
+    def _note(self, refused: int, inlined: int, inlined_nbytes: int) -> None: ...
+
+class NativePoolServer:
+    def __init__(self, pool: NativePool, path: bytes, backlog: int) -> None: ...
+
+    def close(self) -> None: ...
+
+class NativePoolLink:
+    def __init__(self, path: bytes, timeout: float | None) -> None: ...
+
+    def offer(self, pool: NativePool) -> None: ...
+
+    def close(self) -> None: ...
 
 def loads(data: Any, *, writable: _bool = True, arrays_only: _bool = False) -> Any:
     """
@@ -1894,6 +1892,9 @@ class Work:
         (array, is write, is overwrite) of what was given; of_prototype: and of what follows from the prototype of
         a native function.
         """
+
+    @property
+    def function(self) -> Any: ...
 
     def arguments(self) -> list[Any]: ...
 

@@ -82,7 +82,7 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       return make_error(
           Code::kLeaseConflict, "cannot take a view of ", name_of(array),
           ": other processes use it, too, so a view needs a lease: take it inside of `with a.read():` "
-          "or `with a.write():`, or while a.lease() holds; np.array(a) and a.copy() copy it without one");
+          "or `with a.write():`, or while a.lease() holds; a.copy() and np.array(a) copy it without one");
     case Conflict::Reason::kNotHeld: return lease_conflict(": ", kNotHeldText);
     case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
@@ -137,31 +137,36 @@ void check_value(const Array& array) {
 namespace {
 
 // array: for messages; may be null.
-[[gnu::noinline]] void wait_to_open(View& view, bool may_weaken, const Array* array) {
+[[gnu::noinline]] bool wait_to_open(View& view, bool may_weaken, const Array* array, Conflict* conflict) {
   const Ref<Array> keep =
       Ref<Array>::share(const_cast<Array*>(array));  // the caller's may be released meanwhile
-  const Access access = view.access;
-  Conflict conflict;
-  if (!impl::open_view(view, may_weaken, Deadline(-1), &conflict))
-    throw_conflict(conflict, infinitive(access), array);
+  return impl::open_view(view, may_weaken, Deadline(-1), conflict);
 }
 
-// Requires that the storage lives until the view is closed.
-[[gnu::hot]] void open_in(Storage& storage, Extent extent, View& view, Access access, const char* site,
-                          bool may_weaken, const Array* array) {
+// Requires that the storage lives until the view is closed. False: there is a conflict.
+[[gnu::hot]] bool try_open_in(Storage& storage, Extent extent, View& view, Access access, const char* site,
+                              bool may_weaken, const Array* array, Conflict* conflict) {
   view.home = &storage.home();
   const bool is_empty = extent.begin == extent.end;
   view.extent.begin = is_empty ? 0 : extent.begin;
   view.extent.end = is_empty ? 0 : extent.end;  // 0 to 0 conflicts with no request
   view.access = access;
   view.site = site;
-  if (try_open_view(view, may_weaken, nullptr) != Appended::kGranted) [[unlikely]]
-    wait_to_open(view, may_weaken, array);
-  if (view.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return;
+  if (try_open_view(view, may_weaken, nullptr) != Appended::kGranted) [[unlikely]] {
+    if (!wait_to_open(view, may_weaken, array, conflict)) return false;
+  }
+  if (view.is_overwriting || !storage.region().has_failures.load(std::memory_order_relaxed)) return true;
   const Ref<Failure> failure = impl::failure_of(storage.home(), extent);
-  if (!failure) return;
+  if (!failure) return true;
   impl::close_view(view);
   throw OpFailure(failure);
+}
+
+[[gnu::hot]] void open_in(Storage& storage, Extent extent, View& view, Access access, const char* site,
+                          bool may_weaken, const Array* array) {
+  Conflict conflict;
+  if (!try_open_in(storage, extent, view, access, site, may_weaken, array, &conflict)) [[unlikely]]
+    throw_conflict(conflict, infinitive(access), array);
 }
 
 }  // namespace
@@ -187,6 +192,11 @@ void HostView::open_on(device::Device& device, device::Stream stream, const Arra
   open(array.storage(), array.extent(), access, site, false, &array);
 }
 
+bool HostView::try_open(const Array& array, Access access, const char* site, bool may_weaken,
+                        Conflict* conflict) {
+  return try_open(array.storage(), array.extent(), access, site, may_weaken, &array, conflict);
+}
+
 bool HostView::close(Request& rest) noexcept {
   Storage* const storage = storage_.exchange(nullptr, std::memory_order_relaxed);
   if (storage == nullptr) return false;
@@ -197,10 +207,19 @@ bool HostView::close(Request& rest) noexcept {
 
 [[gnu::hot]] void HostView::open(Storage& storage, Extent extent, Access access, const char* site,
                                  bool may_weaken, const Array* array) {
+  Conflict conflict;
+  if (!try_open(storage, extent, access, site, may_weaken, array, &conflict)) [[unlikely]]
+    throw_conflict(conflict, infinitive(access), array);
+}
+
+[[gnu::hot]] bool HostView::try_open(Storage& storage, Extent extent, Access access, const char* site,
+                                     bool may_weaken, const Array* array, Conflict* conflict) {
   // During a wait the caller's array may be released.
   Ref<Storage> kept = Ref<Storage>::share(&storage);
-  open_in(storage, extent, view_, access, site, may_weaken, array);
+  if (!try_open_in(storage, extent, view_, access, site, may_weaken, array, conflict)) [[unlikely]]
+    return false;
   storage_.store(kept.detach(), std::memory_order_relaxed);
+  return true;
 }
 
 [[gnu::hot]] void HostView::close() noexcept {

@@ -52,6 +52,9 @@ class HostView {
   // under a lease of the caller for reading, it becomes a view for reading. Fails with kLeaseConflict,
   // kDeadlock, kInterrupted, kOp.
   void open(const Array& array, Access access, const char* site, bool may_weaken = false);
+  // The same, but a conflict is told by `conflict` and false, without an exception: NumPy asks each shared
+  // array for a view that it will not get.
+  bool try_open(const Array& array, Access access, const char* site, bool may_weaken, Conflict* conflict);
   // The same for another library, which will use the memory on a stream of a device. It does not wait for
   // what was submitted before: see add_events_in().
   // stream: may be null.
@@ -69,6 +72,8 @@ class HostView {
  private:
   void open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
             const Array* array);
+  bool try_open(Storage& storage, Extent extent, Access access, const char* site, bool may_weaken,
+                const Array* array, Conflict* conflict);
 
   std::atomic<Storage*> storage_{nullptr};  // a reference while open
   View view_;

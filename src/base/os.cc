@@ -331,7 +331,8 @@ bool punch(const File& file, size_t offset, size_t nbytes) noexcept {
 }
 
 // Without MAP_NORESERVE, the system would set huge pages aside for the parts of the file that have no memory.
-std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment) {
+std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment,
+               bool is_sparse) {
   // Reserves more addresses than needed, then maps the file at the first aligned address.
   const size_t reserved = nbytes + alignment;
   void* const room = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -341,9 +342,9 @@ std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable,
   }
   const auto begin = reinterpret_cast<uintptr_t>(room);
   const uintptr_t at = round_up(begin, alignment);
-  void* const mapped =
-      mmap(reinterpret_cast<void*>(at), nbytes, is_writable ? PROT_READ | PROT_WRITE : PROT_READ,
-           MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file.fd(), static_cast<off_t>(offset));
+  void* mapped = reinterpret_cast<void*>(at);
+  if (!remap(file, offset, static_cast<std::byte*>(mapped), nbytes, is_writable, is_sparse))
+    mapped = MAP_FAILED;
   const int error = errno;
   const auto unmap_range = [](uintptr_t from, uintptr_t to) {
     if (to > from) munmap(reinterpret_cast<void*>(from), to - from);
@@ -402,24 +403,38 @@ bool is_byte_locked(const File& file, uint64_t byte) noexcept {
   return fcntl(file.fd(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-bool reopen(const File& file) noexcept {
+File open_again(const File& file, bool is_writable) noexcept {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", file.fd());
-  const int own = open(path, O_RDWR | O_CLOEXEC);
-  if (own < 0) return false;
-  const bool is_done = dup3(own, file.fd(), O_CLOEXEC) >= 0;
-  close(own);
-  return is_done;
+  return File(file.fd() >= 0 ? open(path, (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC) : -1);
 }
 
-bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept {
+bool has_proc() noexcept { return access("/proc/self/fd", X_OK) == 0; }
+
+bool reopen(const File& file) noexcept { return replace(file, open_again(file, true)); }
+
+bool replace(const File& file, const File& fresh) noexcept {
+  const int fd = file.fd(), from = fresh.fd();
+  return fd >= 0 && from >= 0 && dup3(from, fd, O_CLOEXEC) >= 0;
+}
+
+// After mlockall(MCL_FUTURE), the system would commit all pages of an accessible mapping at once.
+bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable,
+           bool is_sparse) noexcept {
   const int protection = is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  return mmap(address, nbytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file.fd(),
-              static_cast<off_t>(offset)) != MAP_FAILED;
+  const auto map_with = [&](int access) {
+    return mmap(address, nbytes, access, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file.fd(),
+                static_cast<off_t>(offset)) != MAP_FAILED;
+  };
+  if (is_sparse && map_with(PROT_NONE)) {
+    (void)madvise(address, nbytes, MADV_DONTDUMP);
+    if (munlock(address, nbytes) == 0 && mprotect(address, nbytes, protection) == 0) return true;
+  }
+  return map_with(protection);
 }
 
-void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept {
-  (void)madvise(address, nbytes, is_writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+bool populate(std::byte* address, size_t nbytes, bool is_writable) noexcept {
+  return madvise(address, nbytes, is_writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0;
 }
 
 void bind_to_node(std::byte* address, size_t nbytes, int node) {
@@ -564,6 +579,7 @@ uint64_t boot() {
     if (!file) check_descriptors(errno);  // then the next call tries again
     char text[64];
     const ssize_t n = file ? read(file.fd(), text, sizeof text) : 0;
+    if (n <= 0) return uint64_t{0};
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
     for (ssize_t i = 0; i < n && text[i] != '\n'; ++i) {
       hash = (hash ^ static_cast<unsigned char>(text[i])) * 0x100000001b3;
@@ -630,11 +646,21 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool i
   }
   File file = File(opened).keep();
   // A process of root can open the files of all users, who must not choose what it reads.
-  struct stat status{};
-  if (fstat(opened, &status) != 0 || status.st_uid != user()) return {};
+  if (!is_of_this_user(file)) return {};
   // Between the two calls the process may have ended, and its pid and descriptor may be reused.
   const auto same = memory_name(concat("/proc/self/fd/", opened));
   return same && *same == *name ? std::move(file) : File();
+}
+
+std::string why_hidden(const Process& process, int fd) {
+  if (!has_proc()) return "there is no /proc here, through which a process opens the memory of another one";
+  if (has_ended(process)) return "";
+  const std::string path = concat("/proc/", process.pid, "/fd/", fd);
+  char link[1];
+  if (readlink(path.c_str(), link, sizeof link) >= 0 || (errno != EACCES && errno != EPERM)) return "";
+  return concat("process ", process.pid,
+                " has it, but the system does not let this process open its files: it is of another user "
+                "namespace (another container?), or is not dumpable, as after a change of its user");
 }
 
 namespace {
@@ -652,6 +678,11 @@ bool facts_of(const File& file, FileFacts* facts) noexcept {
   if (fstat(file.fd(), &status) != 0) return false;
   *facts = facts_in(status);
   return true;
+}
+
+bool is_of_this_user(const File& file) noexcept {
+  struct stat status{};
+  return fstat(file.fd(), &status) == 0 && status.st_uid == user();
 }
 
 bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {

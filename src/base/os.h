@@ -81,11 +81,15 @@ bool discard(std::byte* address, size_t nbytes) noexcept;
 bool punch(const File& file, size_t offset, size_t nbytes) noexcept;
 
 // Fails with kNoMemory. The addresses are aligned to alignment, a power of two of pages.
-std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment);
+// is_sparse: neither mlockall() nor a core dump of this process commits the pages that have no memory. The
+// dump does not contain the mapping.
+std::byte* map(const File& file, size_t offset, size_t nbytes, bool is_writable, size_t alignment,
+               bool is_sparse = false);
 void unmap(std::byte* address, size_t nbytes) noexcept;
 void make_writable(std::byte* address, size_t nbytes);  // fails with kSystem
-// Enters the pages of committed memory into the page table of this process. Best effort.
-void populate(std::byte* address, size_t nbytes, bool is_writable) noexcept;
+// Enters the pages into the page table of this process, and commits those for writing that have no memory.
+// Needs no descriptor. False: the system cannot do it for all of them.
+bool populate(std::byte* address, size_t nbytes, bool is_writable) noexcept;
 // Memory that is committed later comes from this NUMA node. Fails with kValue.
 void bind_to_node(std::byte* address, size_t nbytes, int node);
 
@@ -117,10 +121,15 @@ bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another de
 // A process of this user that has the lock. Reads the entries of all processes of the user in /proc. 0: not
 // known.
 uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept;
+// The same file with an open file description of its own. Empty: the system refuses it, or /proc is missing.
+File open_again(const File& file, bool is_writable) noexcept;
+bool has_proc() noexcept;  // else no file can be opened again
 // For a forked child: replace the description that it shares with its parent by a new one, for the descriptor
 // and for a mapping. False: nothing has changed.
 bool reopen(const File& file) noexcept;
-bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable) noexcept;
+bool replace(const File& file, const File& fresh) noexcept;  // fresh: the new description of the same file
+bool remap(const File& file, size_t offset, std::byte* address, size_t nbytes, bool is_writable,
+           bool is_sparse = false) noexcept;
 
 size_t page_nbytes() noexcept;
 size_t huge_page_nbytes();
@@ -148,7 +157,8 @@ uint32_t user() noexcept;
 // 0: this system has no pid namespaces. Fails with kSystem. if_known: 0 also if it cannot be read.
 uint64_t pid_namespace();
 uint64_t pid_namespace_if_known() noexcept;
-uint64_t boot();  // identifies this boot of the machine; never 0
+// Identifies this boot of the machine. 0: not known, because /proc is missing. Fails with kSystem.
+uint64_t boot();
 
 // A memory file that another process (or this one) has open.
 struct Found {
@@ -161,6 +171,9 @@ std::vector<Found> find_memory(const std::string& prefix);
 // Opens the file of a process again. Empty: it cannot be opened, or is another file by now. Both functions
 // fail with kSystem if no descriptor is left.
 File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable = true);
+// Why this process could not open a file that the process may have: for the ends of messages. "": it can look
+// at the process, or the process has ended.
+std::string why_hidden(const Process& process, int fd);
 
 struct FileFacts {
   uint64_t device = 0;
@@ -169,7 +182,8 @@ struct FileFacts {
   uint64_t committed_nbytes = 0;
   bool is_regular = false;
 };
-bool facts_of(const File& file, FileFacts* facts) noexcept;      // false: not available
+bool facts_of(const File& file, FileFacts* facts) noexcept;  // false: not available
+bool is_of_this_user(const File& file) noexcept;
 bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept;  // of a file of a process, without opening it
 
 // ------------------------------------------------------------------------------------------ events

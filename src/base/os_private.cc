@@ -67,15 +67,14 @@ File copy_of(int fd) {
 }
 
 std::byte* map_private(const File& file, size_t offset, size_t nbytes) noexcept {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/fd/%d", file.fd());
-  const File own(file.fd() >= 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1);
+  const File own = open_again(file, false);
   struct statfs about{};
   if (!own || fstatfs(own.fd(), &about) != 0 || about.f_type == HUGETLBFS_MAGIC) return nullptr;
   // After mlockall(MCL_FUTURE), the system would copy all pages of a writable mapping at once.
   void* const mapped =
       mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, own.fd(), static_cast<off_t>(offset));
   if (mapped == MAP_FAILED) return nullptr;
+  (void)madvise(mapped, nbytes, MADV_DONTDUMP);  // a dump would commit the pages that have no memory
   if (munlock(mapped, nbytes) == 0 && mprotect(mapped, nbytes, PROT_READ | PROT_WRITE) == 0)
     return static_cast<std::byte*>(mapped);
   munmap(mapped, nbytes);

@@ -191,7 +191,7 @@ tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array
 
 [[gnu::hot]] tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access,
                                           const char* site, tenon_error* error) {
-  return guarded(error, [&] {
+  return guarded(error, [&]() -> tenon_status {
     not_null(view, "view");
     const Array& source = *unwrap(not_null(array, "array"));
     if (access != TENON_READ && access != TENON_WRITE && access != TENON_WRITE_OR_READ) {
@@ -204,8 +204,10 @@ tenon_status tenon_array_copy(tenon_array* array, tenon_dtype dtype, tenon_array
                   " cannot be opened for writing");
     }
     auto* const opened = new (view) HostView;  // sets all of it
-    opened->open(source, access == TENON_READ ? Access::kRead : Access::kWrite, site,
-                 access == TENON_WRITE_OR_READ);
+    const Access wanted = access == TENON_READ ? Access::kRead : Access::kWrite;
+    Conflict conflict;
+    if (opened->try_open(source, wanted, site, access == TENON_WRITE_OR_READ, &conflict)) return TENON_OK;
+    return report(error, error_of(conflict, infinitive(wanted), &source));
   });
 }
 

@@ -3,6 +3,9 @@
 // The section "channels" of share.h.
 #include "ipc/channel.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -63,8 +66,15 @@ bool give(Ref<Item> item, tenon_item** out) noexcept {
   return true;
 }
 
+Ref<Item> lend(tenon_channel* channel, uint64_t nbytes, int64_t timeout_ns, const char* site) {
+  const bool will_retry = timeout_ns == TENON_WILL_RETRY;
+  return unwrap(channel)->loan(Deadline::from_first_look(will_retry ? 0 : timeout_ns), site, nbytes,
+                               will_retry);
+}
+
 constexpr const char* kNoItem = "no item is ready to be received from the channel";
 constexpr const char* kNoRoom = "no slot of the channel is free to be loaned";
+constexpr const char* kNoBytes = "no slot of the channel with so many bytes is free to be loaned";
 
 }  // namespace
 
@@ -77,7 +87,22 @@ tenon_status tenon_channel_create(int32_t n, const tenon_field* fields, const te
     not_null(options, "options");
     not_null(out, "out");
     *out = wrap(Channel::create(list_of(n, fields, "fields"), plan_in(*options),
-                                shared_options_in(shared, "tenon_channel_create")));
+                                shared_options_in(shared, "tenon_channel_create", TENON_OPEN_EXISTING)));
+  });
+}
+
+tenon_status tenon_channel_create_bytes(const tenon_channel_options* options, uint64_t nbytes,
+                                        uint64_t largest, const tenon_shared_options* shared,
+                                        tenon_channel** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(options, "options");
+    not_null(out, "out");
+    if (nbytes == 0) throw_error(Code::kValue, "a channel of bytes needs some for its items, not 0");
+    ChannelPlan plan = plan_in(*options);
+    plan.budget_nbytes = nbytes;
+    plan.largest_nbytes = largest;
+    *out = wrap(Channel::create_bytes(
+        plan, shared_options_in(shared, "tenon_channel_create_bytes", TENON_OPEN_EXISTING)));
   });
 }
 
@@ -86,6 +111,19 @@ tenon_status tenon_channel_open(tenon_array* memory, tenon_channel** out, tenon_
     not_null(memory, "memory");
     not_null(out, "out");
     *out = wrap(Channel::of(Ref<Array>::share(capi::unwrap(memory))));
+  });
+}
+
+tenon_status tenon_channel_open_as(tenon_array* memory, uint32_t flags, tenon_channel** out,
+                                   tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(memory, "memory");
+    not_null(out, "out");
+    check_flags(flags, TENON_AWAIT_PRODUCERS | TENON_RECEIVE_LATEST, "tenon_channel_open_as");
+    OpeningPlan opening;
+    opening.awaits_crashed = (flags & TENON_AWAIT_PRODUCERS) != 0;
+    opening.receives_latest = (flags & TENON_RECEIVE_LATEST) != 0;
+    *out = wrap(Channel::of(Ref<Array>::share(capi::unwrap(memory)), opening));
   });
 }
 
@@ -118,8 +156,29 @@ tenon_status tenon_channel_loan(tenon_channel* channel, int64_t timeout_ns, cons
   return guarded_poll(error, kNoRoom, [&] {
     not_null(channel, "channel");
     not_null(out, "out");
-    return give(unwrap(channel)->loan(Deadline::from_first_look(timeout_ns), site), out);
+    return give(lend(channel, 0, timeout_ns, site), out);
   });
+}
+
+uint64_t tenon_channel_nbytes(const tenon_channel* channel, uint64_t* largest) {
+  const ChannelPlan& plan = unwrap(channel)->plan();
+  if (largest != nullptr) *largest = plan.largest_nbytes;
+  return plan.budget_nbytes;
+}
+
+tenon_status tenon_channel_loan_bytes(tenon_channel* channel, uint64_t nbytes, int64_t timeout_ns,
+                                      const char* site, tenon_item** out, tenon_error* error) {
+  return guarded_poll(error, kNoBytes, [&] {
+    not_null(channel, "channel");
+    not_null(out, "out");
+    if (!unwrap(channel)->plan().holds_bytes())
+      throw_error(Code::kValue, "the items of the channel have fields: loan one without a number of bytes");
+    return give(lend(channel, nbytes, timeout_ns, site), out);
+  });
+}
+
+tenon_status tenon_item_set_nbytes(tenon_item* item, uint64_t nbytes, tenon_error* error) {
+  return guarded(error, [&] { unwrap(not_null(item, "item"))->set_nbytes(nbytes); });
 }
 
 tenon_status tenon_item_send(tenon_item* item, tenon_error* error) {
@@ -135,6 +194,13 @@ tenon_status tenon_channel_receive(tenon_channel* channel, int64_t timeout_ns, c
     not_null(channel, "channel");
     not_null(out, "out");
     return give(unwrap(channel)->receive(Deadline::from_first_look(timeout_ns), site), out);
+  });
+}
+
+tenon_status tenon_item_drop(tenon_item* item, tenon_error* error) {
+  return guarded(error, [&] {
+    Item& dropped = *unwrap(not_null(item, "item"));
+    dropped.channel().drop(dropped);
   });
 }
 
@@ -210,18 +276,25 @@ tenon_status tenon_channel_join(tenon_channel* channel, tenon_error* error) {
 void tenon_channel_close(tenon_channel* channel) { unwrap(channel)->close(); }
 
 void tenon_channel_statistics_get(tenon_channel* channel, tenon_channel_statistics* out) {
-  if (out->struct_size < sizeof *out) return;
+  const uint32_t room = out->struct_size;
+  if (room < offsetof(tenon_channel_statistics, refused)) return;
   const ChannelStatistics now = unwrap(channel)->statistics();
-  *out = {sizeof *out,
-          static_cast<int32_t>(now.ready),
-          static_cast<int32_t>(now.in_use),
-          static_cast<int32_t>(now.producers),
-          static_cast<int32_t>(now.consumers),
-          0,
-          now.sent,
-          now.received,
-          now.dropped,
-          now.deaths};
+  const tenon_channel_statistics all{room,
+                                     static_cast<int32_t>(now.ready),
+                                     static_cast<int32_t>(now.in_use),
+                                     static_cast<int32_t>(now.producers),
+                                     static_cast<int32_t>(now.consumers),
+                                     0,
+                                     now.sent,
+                                     now.received,
+                                     now.dropped,
+                                     now.deaths,
+                                     now.refused,
+                                     now.nbytes,
+                                     now.used_nbytes,
+                                     now.committed_nbytes,
+                                     now.largest_sent_nbytes};
+  std::memcpy(out, &all, std::min<size_t>(room, sizeof all));
 }
 
 }  // extern "C"

@@ -24,8 +24,9 @@ bool is_threadsafe(uint32_t flags, const char* function) {
 }
 
 tenon_parameter described(const Parameter& parameter) {
-  return {parameter.name.c_str(), parameter.is_pointer, parameter.is_const,
-          parameter.is_void,      parameter.is_status,  parameter.dtype};
+  return {parameter.name.c_str(), parameter.is_pointer,
+          parameter.is_const,     parameter.opaque.empty() ? int32_t{parameter.is_void} : 2,
+          parameter.is_status,    parameter.dtype};
 }
 
 void check_count(const Prototype& prototype, int32_t n) {

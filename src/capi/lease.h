@@ -49,6 +49,7 @@ inline LeaseRequest lease_request(tenon_lease* lease, const tenon_lease_options*
 int32_t report_wait(const WaitNode* node, char* text, size_t size) noexcept;
 
 // Fails with kValue.
-SharedOptions shared_options_in(const tenon_shared_options* given, const char* function);
+SharedOptions shared_options_in(const tenon_shared_options* given, const char* function,
+                                uint32_t more_flags = 0);
 
 }  // namespace tenon::impl::capi

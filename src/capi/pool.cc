@@ -3,6 +3,7 @@
 // pool.h of the C ABI.
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "array/shape.h"
 #include "base/os.h"
 #include "capi/boundary.h"
+#include "ipc/pool_links.h"
+#include "ipc/pool_servers.h"
 #include "ipc/tensor_pool.h"
 
 using namespace tenon::impl;
@@ -63,10 +66,14 @@ tenon_status tenon_tensor_pool_create(const tenon_pool_options* options, tenon_t
     not_null(options, "options");
     not_null(out, "out");
     check_struct_size(options->struct_size, sizeof *options, "tenon_pool_options");
-    check_flags(options->flags, TENON_POOL_PINNED, "tenon_tensor_pool_create");
-    const bool is_pinned = (options->flags & TENON_POOL_PINNED) != 0;
-    Ref<TensorPool> pool =
-        TensorPool::create({options->budget_nbytes, options->idle_nbytes, options->timeout_ns, is_pinned});
+    check_flags(options->flags, TENON_POOL_PINNED | TENON_POOL_NOTES_REFUSALS, "tenon_tensor_pool_create");
+    TensorPoolOptions known;
+    known.budget_nbytes = options->budget_nbytes;
+    known.idle_nbytes = options->idle_nbytes;
+    known.timeout_ns = options->timeout_ns;
+    known.is_pinned = (options->flags & TENON_POOL_PINNED) != 0;
+    known.notes_refusals = (options->flags & TENON_POOL_NOTES_REFUSALS) != 0;
+    Ref<TensorPool> pool = TensorPool::create(known);
     *out = reinterpret_cast<tenon_tensor_pool*>(pool.detach());
   });
 }
@@ -171,15 +178,77 @@ int32_t tenon_message_is_unopened(const void* data, uint64_t nbytes) {
   return is_unopened ? 1 : 0;
 }
 
+tenon_status tenon_tensor_pool_serve(tenon_tensor_pool* pool, const char* path, int32_t backlog,
+                                     tenon_pool_server** out, tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    unwrap(pool).check_process();
+    Ref<PoolServer> server = PoolServer::create(unwrap(pool), not_null(path, "path"), backlog);
+    *out = reinterpret_cast<tenon_pool_server*>(server.detach());
+  });
+}
+
+void tenon_pool_server_retain(tenon_pool_server* server) { reinterpret_cast<PoolServer*>(server)->retain(); }
+void tenon_pool_server_release(tenon_pool_server* server) {
+  if (server != nullptr) reinterpret_cast<PoolServer*>(server)->release();
+}
+
+tenon_status tenon_pool_attach(const char* path, int64_t timeout_ns, tenon_pool_link** out,
+                               tenon_error* error) {
+  return guarded(error, [&] {
+    not_null(out, "out");
+    Ref<PoolLink> link = PoolLink::attach(not_null(path, "path"), timeout_ns);
+    *out = reinterpret_cast<tenon_pool_link*>(link.detach());
+  });
+}
+
+void tenon_pool_link_retain(tenon_pool_link* link) { reinterpret_cast<PoolLink*>(link)->retain(); }
+void tenon_pool_link_release(tenon_pool_link* link) {
+  if (link != nullptr) reinterpret_cast<PoolLink*>(link)->release();
+}
+
+tenon_status tenon_pool_link_offer(tenon_pool_link* link, tenon_tensor_pool* pool, tenon_error* error) {
+  return guarded(error, [&] { reinterpret_cast<PoolLink*>(not_null(link, "link"))->offer(unwrap(pool)); });
+}
+
 tenon_status tenon_tensor_pool_stats(tenon_tensor_pool* pool, tenon_pool_stats* out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    check_struct_size(out->struct_size, sizeof *out, "tenon_pool_stats");
-    const TensorPoolStats stats = unwrap(pool).stats();
-    *out = {out->struct_size,  stats.blocks,      unwrap(pool).options().budget_nbytes,
-            stats.used_nbytes, stats.idle_nbytes, stats.committed_nbytes,
-            stats.messages,    stats.waiting};
+    const uint32_t room = out->struct_size;
+    check_struct_size(room, offsetof(tenon_pool_stats, processes), "tenon_pool_stats");
+    const TensorPoolStats now = unwrap(pool).stats();
+    tenon_pool_stats stats{};
+    stats.struct_size = room;
+    stats.blocks = now.blocks;
+    stats.budget_nbytes = unwrap(pool).options().budget_nbytes;
+    stats.used_nbytes = now.used_nbytes;
+    stats.idle_nbytes = now.idle_nbytes;
+    stats.committed_nbytes = now.committed_nbytes;
+    stats.messages = now.messages;
+    stats.waiting = now.waiting;
+    stats.processes = now.processes;
+    stats.unopened = now.unopened;
+    stats.unopened_nbytes = now.unopened_nbytes;
+    stats.held = now.held;
+    stats.held_nbytes = now.held_nbytes;
+    stats.sent = now.sent;
+    stats.sent_nbytes = now.sent_nbytes;
+    stats.opened = now.opened;
+    stats.expired = now.expired;
+    stats.revoked = now.revoked;
+    stats.receivers_gone = now.receivers_gone;
+    stats.inlined = now.inlined;
+    stats.inlined_nbytes = now.inlined_nbytes;
+    stats.refused = now.refused;
+    stats.waits = now.waits;
+    stats.waited_ns = now.waited_ns;
+    std::memcpy(out, &stats, std::min<size_t>(room, sizeof stats));
   });
+}
+
+tenon_status tenon_tensor_pool_note(tenon_tensor_pool* pool, uint64_t refused, uint64_t inlined,
+                                    uint64_t inlined_nbytes, tenon_error* error) {
+  return guarded(error, [&] { unwrap(pool).note({refused, inlined, inlined_nbytes}); });
 }
 
 uint32_t tenon_tensor_pools_linger(int64_t timeout_ns) {

@@ -28,17 +28,19 @@ using capi::not_null;
 
 namespace tenon::impl::capi {
 
-SharedOptions shared_options_in(const tenon_shared_options* given, const char* function) {
+SharedOptions shared_options_in(const tenon_shared_options* given, const char* function,
+                                uint32_t more_flags) {
   SharedOptions options;
   if (given == nullptr) return options;
   check_struct_size(given->struct_size, offsetof(tenon_shared_options, device), "tenon_shared_options");
-  check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED, function);
+  check_flags(given->flags, TENON_HUGE_PAGES | TENON_POPULATED | more_flags, function);
   if (given->name != nullptr) {
     options.name = given->name;
     check_name(options.name);
   }
   options.has_huge_pages = (given->flags & TENON_HUGE_PAGES) != 0;
   options.is_populated = (given->flags & TENON_POPULATED) != 0;
+  options.opens_existing = (given->flags & TENON_OPEN_EXISTING) != 0;
   options.node = given->numa_node;
   const bool has_device = given->struct_size >= offsetof(tenon_shared_options, device) + sizeof given->device;
   if (has_device && given->device.type != 0) options.device = given->device;

@@ -97,7 +97,7 @@ AttachedSlots::AttachedSlots(Ref<Array> shared, Segment& segment, const FeedHead
 
 void AttachedSlots::map(Segment& segment) {
   const uint64_t at = segment.header().data_at + control_.head().slots_at;
-  memory_ = os::map(segment.file(), at, nbytes_, !is_readonly_, kPage);
+  memory_ = os::map(segment.file(), at, nbytes_, !is_readonly_, kPage, true);
   if (!is_readonly_) return;
   try {
     private_pages_.emplace(segment.file(), at, nbytes_);

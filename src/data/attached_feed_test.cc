@@ -26,8 +26,12 @@
 namespace tenon::impl {
 namespace {
 
+using serving::begin_first;
+using serving::keeper_of;
+using serving::loop_over;
 using serving::Peer;
 using serving::Served;
+using serving::take;
 using serving::take_loop;
 using serving::unique_name;
 
@@ -91,16 +95,12 @@ TEST(AttachedFeed, ASlotThatIsReadIsNotFilledAgain) {
     const auto content = *reinterpret_cast<const uint64_t*>(kept->array(0)->data());
     return n == 90 && content == kept->ticket().index ? 0 : 2;
   });
-  Peer other([&] {
-    AttachedFeed feed(name);
-    return take_loop(feed);
-  });
+  Peer other(loop_over(name));
   Served served(90, -1, 0, name);
   served.feed->serve({.mode = ServedMode::kBroadcast, .consumers = 2});
   keeper.go();
   other.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   ASSERT_EQ(served.wait(), ServeWhat::kEpochEnded);
   EXPECT_EQ(keeper.join(), 0);
   EXPECT_EQ(other.join(), 90);
@@ -109,25 +109,13 @@ TEST(AttachedFeed, ASlotThatIsReadIsNotFilledAgain) {
 TEST(AttachedFeed, AKilledConsumerOfABroadcastHoldsUpNobody) {
   TENON_SKIP_UNDER_TSAN();
   const std::string name = unique_name();
-  Peer victim([&] {
-    AttachedFeed feed(name);
-    feed.begin();
-    Ref<Batch> batch;
-    if (!feed.next(60 * kSecond, batch) || !batch) return 1;
-    Peer::say();
-    pause();
-    return 0;
-  });
-  Peer other([&] {
-    AttachedFeed feed(name);
-    return take_loop(feed);
-  });
+  Peer victim(keeper_of(name, 1));
+  Peer other(loop_over(name));
   Served served(90, -1, 0, name);
   served.feed->serve({.mode = ServedMode::kBroadcast, .consumers = 2});
   victim.go();
   other.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   std::thread killer([&] {
     victim.hear();
     victim.kill();
@@ -173,26 +161,12 @@ TEST(AttachedFeed, TheServerKnowsTheStatesOfWhatWasReceived) {
 TEST(AttachedFeed, WhatADeadConsumerHadIsNoted) {
   TENON_SKIP_UNDER_TSAN();
   const std::string name = unique_name();
-  Peer victim([&] {
-    AttachedFeed feed(name);
-    feed.begin();
-    std::vector<Ref<Batch>> held(3);
-    for (Ref<Batch>& batch : held) {
-      if (!feed.next(60 * kSecond, batch) || !batch) return 1;
-    }
-    Peer::say();
-    pause();
-    return 0;
-  });
-  Peer other([&] {
-    AttachedFeed feed(name);
-    return take_loop(feed);
-  });
+  Peer victim(keeper_of(name, 3));
+  Peer other(loop_over(name));
   Served served(60, -1, 0, name, true);
   served.feed->serve({.consumers = 1});
   victim.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   std::thread killer([&] {
     victim.hear();
     victim.kill();
@@ -218,32 +192,19 @@ TEST(AttachedFeed, NobodyWritesToABatchOfABroadcast) {
   Served served(90, -1, 0, name);
   served.feed->serve({.mode = ServedMode::kBroadcast, .consumers = 1});
   writer.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(writer.join(), -SIGSEGV);
 }
 
 TEST(AttachedFeed, OfAKilledConsumerOnlyItsOwnBatchIsLost) {
   TENON_SKIP_UNDER_TSAN();
   const std::string name = unique_name();
-  Peer victim([&] {
-    AttachedFeed feed(name);
-    feed.begin();
-    Ref<Batch> batch;
-    if (!feed.next(60 * kSecond, batch) || !batch) return 1;
-    Peer::say();
-    pause();
-    return 0;
-  });
-  Peer other([&] {
-    AttachedFeed feed(name);
-    return take_loop(feed);
-  });
+  Peer victim(keeper_of(name, 1));
+  Peer other(loop_over(name));
   Served served(40, -1, 0, name);
   served.feed->serve({.consumers = 1});
   victim.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   victim.hear();
   victim.kill();
   other.go();
@@ -274,8 +235,7 @@ TEST(AttachedFeed, AConsumerThatHoldsAllItMayWaits) {
   Served served(40, -1, 0, name);  // 5 slots, 2 workers
   served.feed->serve({.consumers = 1});
   consumer.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(consumer.join(), 0);
 }
 
@@ -334,8 +294,7 @@ TEST(AttachedFeed, AFailureIsToldWithItsText) {
   Served served(40, 7, 0, name);
   served.feed->serve({.consumers = 1});
   consumer.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(served.wait(), ServeWhat::kEpochEnded);
   EXPECT_EQ(consumer.join(), 0);
 }
@@ -348,12 +307,6 @@ Code code_of(const std::function<void()>& attempt, std::string* text = nullptr) 
     return e.code();
   }
   return Code::kInternal;
-}
-
-Ref<Batch> take(AttachedFeed& feed) {
-  Ref<Batch> batch;
-  if (!feed.next(60 * kSecond, batch)) throw_error(Code::kTimeout, feed.waiting_text());
-  return batch;
 }
 
 TEST(AttachedFeed, TheTextSaysThatConsumersHoldAllSlots) {
@@ -376,8 +329,7 @@ TEST(AttachedFeed, TheTextSaysThatConsumersHoldAllSlots) {
   served.feed->serve({.consumers = 1});
   consumer.go();
   consumer.hear();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(consumer.join(), 0);
 }
 
@@ -429,8 +381,7 @@ TEST(AttachedFeed, AfterTheEndOfTheServingTheRestComesThenLoopsAreRefused) {
   Served served(20, -1, 0, name);
   served.feed->serve({.consumers = 1});
   consumer.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   consumer.hear();
   while (served.feed->serve_wait(0).unread < 3) std::this_thread::yield();
   served.feed->serve_end();
@@ -455,8 +406,7 @@ TEST(AttachedFeed, ABatchKeepsItsBytesAndTheNameAfterTheEndOfTheFeed) {
     Served served(20, -1, 0, name);
     served.feed->serve({.consumers = 1});
     consumer.go();
-    ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-    served.feed->serve_next();
+    ASSERT_NO_FATAL_FAILURE(begin_first(served));
     consumer.hear();
   }
   {
@@ -493,8 +443,7 @@ TEST(AttachedFeed, AForkedChildReleasesNothing) {
   Served served(20, -1, 0, name);
   served.feed->serve({.consumers = 1});
   consumer.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(consumer.join(), 0);
 }
 
@@ -523,8 +472,7 @@ TEST(AttachedFeed, ABroadcastIsReadOnly) {
   served.feed->serve({.mode = ServedMode::kBroadcast, .consumers = 2});
   a.go();
   b.go();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(served.wait(), ServeWhat::kEpochEnded);
   EXPECT_EQ(a.join(), 0);
   EXPECT_EQ(b.join(), 0);
@@ -614,8 +562,7 @@ TEST(AttachedFeed, AServerThatIsStoppedInARoundHoldsUpNoCallWithoutLimit) {
   beginner.join();
   ASSERT_TRUE(is_in_time);
   EXPECT_FALSE(feed.next(20'000'000, batch));
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   EXPECT_EQ(take(feed)->ticket().index, 0U);
 }
 
@@ -641,8 +588,7 @@ void expect_damage(const std::function<void(const AttachedSlots& slots, uint32_t
   served.feed->serve({.consumers = 1});
   AttachedFeed feed(served.name);
   feed.begin();
-  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-  served.feed->serve_next();
+  ASSERT_NO_FATAL_FAILURE(begin_first(served));
   while (served.feed->serve_wait(0).unread < 3) std::this_thread::yield();
   const SlotTable table = feed.slots().control().table();
   damage(feed.slots(), table.slot_of(table.passed() + 1));

@@ -115,9 +115,11 @@ class Binder {
     const auto number = std::ranges::find(kBatchNumbers, parameter.name, &NamedSource::name);
     if (number != kBatchNumbers.end()) return bind_number(parameter, number->source);
     const bool is_named = !parameter.name.empty();
-    throw_error(Code::kValue, is_named ? concat("parameter '", parameter.name, "'") : "an unnamed parameter",
-                " of '", function_name(), "' is not bound: it is neither a field (", field_names(),
-                "), nor a constant, nor one of n, index, epoch, seed, epoch_seed, worker");
+    throw_error(
+        Code::kValue, is_named ? concat("parameter '", parameter.name, "'") : "an unnamed parameter", " of '",
+        function_name(), "' is not bound: it is neither a field (", field_names(),
+        "), nor a constant, nor one of n, index, epoch, seed, epoch_seed, worker",
+        is_named ? concat("; in Python a constant is tn.c_function(..., ", parameter.name, "=value)") : "");
   }
 
   void bind_field(const Parameter& parameter, int32_t i) {
@@ -135,6 +137,10 @@ class Binder {
   }
 
   void check_pointee(const Parameter& parameter, DType dtype, std::string_view what) const {
+    if (!parameter.opaque.empty()) {
+      throw_error(Code::kType, what, " '", parameter.name, "' is an array, but the parameter of '",
+                  function_name(), "' is ", parameter.type_text(), ", which takes an address");
+    }
     if (parameter.is_void || parameter.dtype == dtype || (is_byte(parameter.dtype) && is_byte(dtype))) return;
     throw_error(Code::kType, what, " '", parameter.name, "' is ", dtype.name(), ", but the parameter of '",
                 function_name(), "' is ", parameter.type_text());
@@ -144,7 +150,11 @@ class Binder {
     Binding binding{.source = ArgumentSource::kConstant, .value = constant.value};
     if (parameter.is_pointer) {
       binding.value = {};
-      if (constant.array != nullptr) binding.value.p = hold(parameter, constant.array);
+      if (constant.array != nullptr) {
+        binding.value.p = hold(parameter, constant.array);
+      } else if (parameter.is_void) {
+        binding.value.p = constant.value.p;
+      }
     } else if (constant.array != nullptr) {
       throw_error(Code::kType, "constant '", parameter.name, "' is an array, but the parameter of '",
                   function_name(), "' is ", parameter.type_text());

@@ -15,10 +15,14 @@
 #include <cstdio>
 #include <functional>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/os.h"
 #include "data/attached_feed.h"
+#include "data/served_feed_testing.h"
 
 #ifdef __SANITIZE_THREAD__
 #define TENON_SKIP_UNDER_TSAN() GTEST_SKIP() << "ThreadSanitizer's forked children can have no threads"
@@ -107,6 +111,13 @@ class Peer {
   pid_t pid_ = -1;
 };
 
+// The next batch of a loop, null at its end.
+inline Ref<Batch> take(AttachedFeed& feed) {
+  Ref<Batch> batch;
+  if (!feed.next(60 * kSecond, batch)) throw_error(Code::kTimeout, feed.waiting_text());
+  return batch;
+}
+
 // Takes a loop to its end. Returns how many batches there were; 102: their order, or what is in them, was
 // wrong.
 inline int take_loop(AttachedFeed& feed) {
@@ -123,6 +134,34 @@ inline int take_loop(AttachedFeed& feed) {
     least = ticket.index + 1;
     ++n;
   }
+}
+
+// Begins the first epoch, once all consumers are there.
+inline void begin_first(Served& served) {
+  ASSERT_EQ(served.wait(), ServeWhat::kGathered);
+  served.feed->serve_next();
+}
+
+// Bodies of peers: one loop; and so many batches, of which it says that it has them, until it is killed.
+inline std::function<int()> loop_over(const std::string& name) {
+  return [name] {
+    AttachedFeed feed(name);
+    return take_loop(feed);
+  };
+}
+inline std::function<int()> keeper_of(const std::string& name, size_t batches) {
+  return [name, batches] {
+    AttachedFeed feed(name);
+    feed.begin();
+    std::vector<Ref<Batch>> held(batches);
+    for (Ref<Batch>& batch : held) {
+      batch = take(feed);
+      if (!batch) return 1;
+    }
+    Peer::say();
+    pause();
+    return 0;
+  };
 }
 
 }  // namespace serving

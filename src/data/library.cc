@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -99,6 +100,17 @@ std::string similar_symbols_text(void* library, std::string_view name) {
   return best.empty() ? "" : concat("; did you mean '", best, "'?");
 }
 
+// A piece of an error message: a name without a slash is looked for where the linker looks, and that is not
+// the current folder.
+std::string here_text(const std::string& name) {
+  if (name.empty() || name.find('/') != std::string::npos) return "";
+  for (const std::string& file : {name, name + ".so", concat("lib", name, ".so")}) {
+    if (access(file.c_str(), F_OK) == 0)
+      return concat("; the current folder has that file: write './", file, "'");
+  }
+  return "; write a path with a slash for a file, as './libx.so' in the current folder";
+}
+
 std::string last_loader_error() {
   const char* text = dlerror();
   return text != nullptr ? text : "no reason given";
@@ -109,8 +121,9 @@ std::string last_loader_error() {
 void* open_library(const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw_error(Code::kNotFound, "cannot load library '", path != nullptr ? path : "",
-                "': ", last_loader_error());
+    const std::string name = path != nullptr ? path : "";
+    const std::string reason = last_loader_error();
+    throw_error(Code::kNotFound, "cannot load library '", name, "': ", reason, here_text(name));
   }
   return library;
 }

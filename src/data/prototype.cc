@@ -194,13 +194,38 @@ class Parser {
   [[noreturn]] void fail_unknown_type() const {
     if (token_ == "...") fail("functions with variable arguments cannot be called");
     if (token_ == "struct" || token_ == "union") {
-      fail("structs and unions cannot be passed; pass a pointer as void *");
+      fail("structs and unions cannot be passed by value, only pointers to them");
     }
     if (token_ == "enum") fail("enums are not known here; write the integer type, mostly int");
     if (!at_word()) fail("a type is missing here");
-    fail(concat("'", token_,
-                "' is not a type that can be passed: numbers of C and stdint.h and pointers to "
-                "them; write void * for a pointer to anything else"));
+    fail(concat("'", token_, "' is not a type that can be passed: numbers of C and stdint.h, and pointers"));
+  }
+
+  // "sim_t *", "struct sim const *": the type of a pointer to what is not known here. False: it is none, and
+  // nothing has changed.
+  bool take_opaque(Parameter& type) {
+    const size_t at = at_, end = end_;
+    const std::string_view token = token_;
+    std::string name;
+    if (token_ == "struct" || token_ == "union") {
+      name = take() + " ";
+    } else if (token_ == "enum") {
+      return false;
+    }
+    if (at_word()) {
+      name += take();
+      const bool is_const = token_ == "const";
+      if (is_const) advance();
+      if (token_ == "*") {
+        type.opaque = std::move(name);
+        type.is_const |= is_const;
+        return true;
+      }
+    }
+    at_ = at;
+    end_ = end;
+    token_ = token;
+    return false;
   }
 
   // Specifiers and pointer: "const float *restrict".
@@ -216,14 +241,15 @@ class Parser {
         break;
       }
     }
-    if (words.count == 0) fail_unknown_type();
-    type.is_void = words.is_void;
-    if (!words.is_void) {
+    if (words.count == 0 && !take_opaque(type)) fail_unknown_type();
+    type.is_void = words.is_void || !type.opaque.empty();
+    if (!type.is_void) {
       type.dtype = number_dtype(words, at);
     } else if (words.count > 1) {
       fail_at(at, "these words do not make a type");
     }
-    type.is_status = words.count == static_cast<int>(words.is_int) + static_cast<int>(words.is_signed);
+    type.is_status =
+        words.count > 0 && words.count == static_cast<int>(words.is_int) + static_cast<int>(words.is_signed);
     if (token_ == "&") fail("references are C++; write a pointer");
     if (token_ == "*") {
       type.is_pointer = true;
@@ -306,7 +332,7 @@ class Parser {
 }  // namespace
 
 std::string Parameter::type_text() const {
-  std::string text = is_void ? "void" : dtype.name();
+  std::string text = !opaque.empty() ? opaque : is_void ? "void" : dtype.name();
   if (is_pointer) text = concat(is_const ? "const " : "", text, " *");
   return text;
 }

@@ -2,9 +2,9 @@
 //
 // Parses one C prototype, as "int fill(float *data, const int64_t *label, size_t n);". Accepts types that
 // can be passed as a pointer, an integer or a floating-point number: the arithmetic types of C99, the
-// names of stdint.h, size_t, ssize_t, ptrdiff_t, bool, pointers to them and void pointers, array
-// parameters, const and restrict. No other typedefs, no structs, no function pointers, no varargs, no
-// preprocessor. The grammar is a part of C11 6.7.
+// names of stdint.h, size_t, ssize_t, ptrdiff_t, bool, pointers to them and void pointers, pointers to other
+// types and structs as handles, array parameters, const and restrict. No other typedefs, no structs by value,
+// no function pointers, no varargs, no preprocessor. The grammar is a part of C11 6.7.
 #pragma once
 
 #include <string>
@@ -24,7 +24,8 @@ struct Parameter {
   DType dtype{0, 0, 0};  // of the number, or of what the pointer points to; zero for void
   bool is_pointer = false;
   bool is_const = false;   // pointers: the function reads only
-  bool is_void = false;    // void *, or no result
+  bool is_void = false;    // void *, or no result, or:
+  std::string opaque;      // the name of an unknown type to which it points: a handle, which is an address
   bool is_status = false;  // a result of type int
 
   bool is_floating() const { return !is_pointer && dtype.code == TENON_FLOAT; }

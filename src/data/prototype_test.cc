@@ -146,6 +146,28 @@ TEST(Prototype, OnlyAResultOfTypeIntIsAStatus) {
   }
 }
 
+TEST(Prototype, PointersToUnknownTypesAreHandles) {
+  const struct {
+    const char* parameter;
+    const char* type;
+    bool is_const;
+  } cases[] = {{"sim_t *p", "sim_t *", false},
+               {"const sim_t *p", "const sim_t *", true},
+               {"sim_t const *restrict p", "const sim_t *", true},
+               {"struct sim *p", "struct sim *", false},
+               {"const union sim *const p", "const union sim *", true}};
+  for (const auto& c : cases) {
+    const Prototype p = parse_prototype(concat("int f(", c.parameter, ", size_t n)"));
+    ASSERT_EQ(p.parameters.size(), 2u) << c.parameter;
+    EXPECT_EQ(p.parameters[0].name, "p") << c.parameter;
+    EXPECT_EQ(p.parameters[0].type_text(), c.type) << c.parameter;
+    EXPECT_TRUE(p.parameters[0].is_pointer && p.parameters[0].is_void) << c.parameter;
+    EXPECT_EQ(p.parameters[0].is_const, c.is_const) << c.parameter;
+    EXPECT_FALSE(p.parameters[0].is_status) << c.parameter;
+  }
+  EXPECT_EQ(parse_prototype("int f(void *p)").parameters[0].opaque, "");
+}
+
 TEST(Prototype, WhatCannotBePassedIsRefusedWithThePlace) {
   const struct {
     const char* text;
@@ -153,7 +175,8 @@ TEST(Prototype, WhatCannotBePassedIsRefusedWithThePlace) {
     size_t at;  // of the caret
   } cases[] = {
       {"int f(struct point p)", "structs", 6},
-      {"int f(union u *p)", "structs", 6},
+      {"int f(union u p)", "structs", 6},
+      {"int f(enum color *c)", "enum", 6},
       {"int f(enum color c)", "enum", 6},
       {"int f(int (*callback)(int))", "function pointers", 10},
       {"int f(int n, ...)", "variable arguments", 13},
@@ -163,7 +186,8 @@ TEST(Prototype, WhatCannotBePassedIsRefusedWithThePlace) {
       {"int f(float *const *rows)", "pointers to pointers", 19},
       {"int f(float *rows[])", "arrays of pointers", 6},
       {"int f(float &x)", "references", 12},
-      {"int f(FILE *file)", "'FILE' is not a type", 6},
+      {"int f(FILE file)", "'FILE' is not a type", 6},
+      {"int f(FILE **file)", "pointers to pointers", 12},
       {"int f(volatile int *x)", "'volatile' is not a type", 6},
       {"int f(long long long x)", "three times", 16},
       {"int f(int int x)", "twice", 10},

@@ -20,15 +20,11 @@
 namespace tenon::impl {
 namespace {
 
+using serving::begin_first;
 using serving::Peer;
 using serving::Served;
+using serving::take;
 using serving::unique_name;
-
-Ref<Batch> take(AttachedFeed& feed) {
-  Ref<Batch> batch;
-  if (!feed.next(60 * kSecond, batch)) throw_error(Code::kTimeout, feed.waiting_text());
-  return batch;
-}
 
 // --------------------------------------------------------------------- where consumers stop receiving
 
@@ -186,8 +182,7 @@ TEST(ServedName, GoesWithTheLastBatch) {
     Served served(20, -1, 0, name);
     served.feed->serve({.consumers = 1});
     consumer.go();
-    ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-    served.feed->serve_next();
+    begin_first(served);
     consumer.hear();
   }
   Served again(20, -1, 0, name);
@@ -282,8 +277,7 @@ class LateConsumer : public testing::TestWithParam<LateCase> {
     Served served(6, -1, 0, name, true);
     served.feed->serve({.mode = GetParam().mode, .consumers = 1});
     early.go();
-    ASSERT_EQ(served.wait(), ServeWhat::kGathered);
-    served.feed->serve_next();
+    begin_first(served);
     ASSERT_EQ(served.wait(), ServeWhat::kEpochEnded);
     served.feed->serve_next();
     early.hear();

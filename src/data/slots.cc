@@ -136,16 +136,17 @@ void Slots::make_segment(FeedHead head, std::string_view schema) {
   plan.slots_nbytes = nbytes_;
   shared_ = Segments::instance().create_feed(plan);
   segment_ = &Segments::feed_segment_of(*shared_);
-  memory_ = segment_->bytes_of(0).data();
-  slots_at_ = static_cast<size_t>(segment_->bytes_of(1).data() - memory_);
-  file_at_ = segment_->header().data_at;
-  head.nbytes = slots_at_ + nbytes_;
-  head.file_at = file_at_;
-  head.slots_at = slots_at_;
+  memory_ = segment_->bytes_of(1).data();
+  head.file_at = segment_->header().data_at;
+  head.slots_at = static_cast<uint64_t>(memory_ - segment_->bytes_of(0).data());
+  head.nbytes = head.slots_at + nbytes_;
+  file_at_ = head.file_at + head.slots_at;
   store(served()->noted, ServedState::kNoStates);  // until it is served
   served()->description_at = head.parts.schema_at;
   served()->description_nbytes = head.parts.schema_nbytes;
-  set_control(FeedControl::make(memory_, head, schema), segment_->participant().index());
+  // Where reapers of this process see it, too: each word has one address here.
+  auto* const control = reinterpret_cast<std::byte*>(served());
+  set_control(FeedControl::make(control, head, schema), segment_->participant().index());
 }
 
 void Slots::take_name() {

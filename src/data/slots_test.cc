@@ -16,8 +16,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/denied_testing.h"
 #include "base/error.h"
+#include "base/os.h"
 
 namespace tenon::impl {
 namespace {
@@ -35,6 +37,23 @@ TEST(Slots, EachSlotIsTakenOnceAndLiesOnItsOwnPages) {
     std::memset(slots->data(slot), slot, slots->slot_nbytes());
   }
   for (const int32_t slot : taken) EXPECT_EQ(slots->data(slot)[3 * kPage - 1], std::byte(slot));
+}
+
+// Else a sanitizer of threads cannot know that two of its threads order their accesses by the same word.
+TEST(Slots, OfAServedFeedTheProcessOfTheFeedSeesEachWordAtOneAddress) {
+  SlotsPlan plan{3, kPage};
+  plan.is_shared = true;
+  plan.shared_name = concat("slots-", getpid());
+  const Ref<Slots> slots = Slots::create(plan);
+  ASSERT_NE(slots->served(), nullptr);
+  EXPECT_EQ(slots->control().served(), slots->served());
+  // The slots are where processes that map the file look for them.
+  const FeedHead& head = slots->control().head();
+  EXPECT_EQ(slots->file_at(), head.file_at + head.slots_at);
+  std::memset(slots->data(1), 7, kPage);
+  std::byte last{};
+  ASSERT_TRUE(os::read_at(slots->file(), head.file_at + head.slots_at + 2 * kPage - 1, &last, 1));
+  EXPECT_EQ(last, std::byte{7});
 }
 
 TEST(Slots, TheLastFreedIsTakenFirst) {

@@ -87,23 +87,25 @@ std::unique_ptr<ProcessWorker> ProcessWorker::join(const WorkerLink& link) {
   joined.file = std::move(file);
   if (static_cast<uint32_t>(getppid()) == link.process.pid) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   const FeedControl control(joined.memory, head);
+  std::byte* const slots = joined.memory + head.slots_at;
   return std::unique_ptr<ProcessWorker>(
-      new ProcessWorker(std::move(joined), nullptr, control, std::move(schema), link.loop));
+      new ProcessWorker(std::move(joined), nullptr, control, slots, std::move(schema), link.loop));
 }
 
 ProcessWorker::Joined::~Joined() {
   if (memory != nullptr) os::unmap(memory, nbytes);
 }
 
-ProcessWorker::ProcessWorker(const FeedControl& control, Ref<Schema> schema, const os::File& file,
-                             int32_t number)
-    : ProcessWorker(Joined(), &file, control, std::move(schema), number) {}
+ProcessWorker::ProcessWorker(const FeedControl& control, std::byte* slots, Ref<Schema> schema,
+                             const os::File& file, int32_t number)
+    : ProcessWorker(Joined(), &file, control, slots, std::move(schema), number) {}
 
 ProcessWorker::ProcessWorker(Joined joined, const os::File* file, const FeedControl& control,
-                             Ref<Schema> schema, int32_t number)
+                             std::byte* slots, Ref<Schema> schema, int32_t number)
     : joined_(std::move(joined)),
       file_(file != nullptr ? *file : joined_.file),
       control_(control),
+      slots_(slots),
       schema_(std::move(schema)),
       number_(number),
       record_(control_.loop(number)),
@@ -136,11 +138,12 @@ void ProcessWorker::end_self() const noexcept {
   _exit(1);
 }
 
-// Of the file. Other code of this process may have closed the descriptor; then writes take the memory.
+// Of the slots. Other code of this process may have closed the descriptor; then writes take the memory.
 void ProcessWorker::commit_part(uint64_t offset, uint64_t nbytes, const std::string& what) {
-  if (!file_.is_lost()) return os::commit(file_, control_.head().file_at + offset, nbytes, what);
+  const FeedHead& head = control_.head();
+  if (!file_.is_lost()) return os::commit(file_, head.file_at + head.slots_at + offset, nbytes, what);
   os::check_room(nbytes, what);
-  os::populate(control_.base() + offset, nbytes, true);
+  os::populate(slots_ + offset, nbytes, true);
 }
 
 // Of a slot that this worker has, so no other process takes its memory now.

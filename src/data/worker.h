@@ -67,7 +67,9 @@ class ProcessWorker final : public Worker {
  public:
   static std::unique_ptr<ProcessWorker> join(const WorkerLink& link);
   // For a child that the feed has forked: it has the memory, and the file, which is the caller's.
-  ProcessWorker(const FeedControl& control, Ref<Schema> schema, const os::File& file, int32_t number);
+  // slots: the first one.
+  ProcessWorker(const FeedControl& control, std::byte* slots, Ref<Schema> schema, const os::File& file,
+                int32_t number);
   ~ProcessWorker() override;
 
   Received next(int64_t timeout_ns) override;
@@ -86,8 +88,8 @@ class ProcessWorker final : public Worker {
         : file(std::move(other.file)), memory(std::exchange(other.memory, nullptr)), nbytes(other.nbytes) {}
     ~Joined();
   };
-  ProcessWorker(Joined joined, const os::File* file, const FeedControl& control, Ref<Schema> schema,
-                int32_t number);
+  ProcessWorker(Joined joined, const os::File* file, const FeedControl& control, std::byte* slots,
+                Ref<Schema> schema, int32_t number);
 
   Filling::Hooks hooks() noexcept;
   void commit_part(uint64_t offset, uint64_t nbytes, const std::string& what);
@@ -96,16 +98,17 @@ class ProcessWorker final : public Worker {
   void set_request();
   [[noreturn]] void end_self() const noexcept;
   void note_busy(int64_t since_ns) noexcept;
-  std::byte* data(int32_t slot) const noexcept { return control_.base() + offset_of(slot); }
+  std::byte* data(int32_t slot) const noexcept { return slots_ + offset_of(slot); }
+  // From the first slot.
   uint64_t offset_of(int32_t slot) const noexcept {
-    const FeedHead& head = control_.head();
-    return head.slots_at + static_cast<uint64_t>(slot) * head.layout.slot_nbytes;
+    return static_cast<uint64_t>(slot) * control_.head().layout.slot_nbytes;
   }
   bool is_feed_alive() const noexcept;
 
   const Joined joined_;   // of one that has joined
   const os::File& file_;  // of the feed's memory
   const FeedControl control_;
+  std::byte* const slots_;
   const Ref<Schema> schema_;
   const int32_t number_;
   LoopRecord& record_;

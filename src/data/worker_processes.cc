@@ -80,8 +80,8 @@ int32_t status_of(const siginfo_t& info) noexcept {
 }
 
 // What a forked worker does.
-[[noreturn]] void run_worker(const tenon_generator& generator, const FeedControl& control, Ref<Schema> schema,
-                             const os::File& file, int32_t number, pid_t feed) noexcept {
+[[noreturn]] void run_worker(const tenon_generator& generator, const Slots& slots, Ref<Schema> schema,
+                             int32_t number, pid_t feed) noexcept {
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != feed) _exit(0);  // it has ended already
   // On Ctrl-C the feed's process ends this one. The signal handlers of the feed's process do not run here.
@@ -92,7 +92,7 @@ int32_t status_of(const siginfo_t& info) noexcept {
   sigset_t none;
   sigemptyset(&none);
   (void)pthread_sigmask(SIG_SETMASK, &none, nullptr);
-  ProcessWorker worker(control, std::move(schema), file, number);
+  ProcessWorker worker(slots.control(), slots.data(0), std::move(schema), slots.file(), number);
   serve(generator, worker, number);
 }
 
@@ -201,7 +201,7 @@ std::string WorkerProcesses::start_one(int32_t worker) noexcept {
 int64_t WorkerProcesses::fork_worker(int32_t worker) {
   const pid_t feed = getpid();
   const pid_t pid = fork();
-  if (pid == 0) run_worker(generator_, control_, schema_, slots_->file(), worker, feed);
+  if (pid == 0) run_worker(generator_, *slots_, schema_, worker, feed);
   return pid;
 }
 

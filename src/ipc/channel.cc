@@ -25,8 +25,6 @@ namespace tenon::impl {
 namespace {
 
 constexpr uint64_t kSlotAlignment = 256;
-constexpr uint32_t kMostSlots = 4095;
-static_assert(kMostSlots <= SlotTable::kMostSlots);
 constexpr uint64_t kIsEmpty = uint64_t{1} << 32;
 // A process that dies as it takes a role, before it signals, is noticed after this time at the latest.
 constexpr int64_t kLookAtEndsMs = 20;
@@ -45,6 +43,7 @@ uint64_t slot_nbytes_of(const Schema& schema) noexcept {
 
 Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPlan& plan,
                              const SharedOptions& options) {
+  static_assert(kMostSlots <= SlotTable::kMostSlots);
   if (plan.slots == 0 || plan.slots > kMostSlots) {
     throw_error(Code::kValue, "a channel has 1 to ", kMostSlots, " slots, not ", plan.slots);
   }
@@ -63,28 +62,74 @@ Ref<Channel> Channel::create(std::span<const tenon_field> given, const ChannelPl
     throw_error(Code::kValue, plan.slots, " slots of ", channel->schema_->fields_nbytes(),
                 " bytes do not fit into 63 bits");
   }
-  const uint64_t sizes[] = {ChannelState::nbytes_before_description(plan.slots) + description.size(),
+  const uint64_t state_nbytes = ChannelState::nbytes_before_description(plan.slots) + description.size();
+  // Slots of bytes begin with a page, so that their pages are theirs alone.
+  const uint64_t sizes[] = {plan.holds_bytes() ? round_up(state_nbytes, os::page_nbytes()) : state_nbytes,
                             slots_nbytes};
   SharedOptions prepared = options;
+  bool is_made = false;
   prepared.channel_slots = plan.slots;
+  prepared.committed_nbytes = sizes[0];
   prepared.prepare = [&](std::byte* base) {
     auto* const state = reinterpret_cast<ChannelState*>(base);
+    is_made = true;
     state->slots = plan.slots;
     state->mode = static_cast<uint32_t>(plan.mode);
     state->when_full = static_cast<uint32_t>(plan.when_full);
     state->description_nbytes = description.size();
+    state->capacity_nbytes = slots_nbytes / plan.slots;
+    state->budget_nbytes = plan.holds_bytes() ? plan.budget_nbytes : slots_nbytes;
+    state->holds_bytes = plan.holds_bytes() ? 1 : 0;
+    for (uint32_t i = 0; options.is_populated && i < plan.slots; ++i) {
+      SlotMemory& memory = state->memories(plan.slots)[i];
+      memory.reserved.store(state->capacity_nbytes, std::memory_order_relaxed);
+      memory.committed.store(state->capacity_nbytes, std::memory_order_relaxed);
+    }
     std::memcpy(base + ChannelState::nbytes_before_description(plan.slots), description.data(),
                 description.size());
     // pairs with: Channel::of, "the description of a channel"
     state->mark.store(kChannelMark, std::memory_order_release);
   };
   channel->memory_ = Segments::instance().create_blocks(sizes, prepared);
+  if (!is_made) return of(std::move(channel->memory_));
   channel->open_slots();
   return channel;
 }
 
-Ref<Channel> Channel::of(Ref<Array> memory) {
+Ref<Channel> Channel::create_bytes(const ChannelPlan& given, const SharedOptions& options) {
+  ChannelPlan plan = given;
+  const uint64_t page = os::page_nbytes();
+  const bool keeps_newest = plan.mode == ChannelMode::kLatest;
+  if (plan.largest_nbytes == 0) {
+    plan.largest_nbytes =
+        keeps_newest ? std::max(plan.budget_nbytes / 3 / page * page, page) : plan.budget_nbytes;
+  }
+  if (plan.largest_nbytes == 0 || plan.largest_nbytes > plan.budget_nbytes ||
+      plan.budget_nbytes > uint64_t{PTRDIFF_MAX} - page) {
+    throw_error(Code::kValue, "the largest item of a channel of ", plan.budget_nbytes, " bytes cannot have ",
+                plan.largest_nbytes, " bytes");
+  }
+  if (options.has_huge_pages || options.is_populated) {
+    throw_error(Code::kValue,
+                "huge pages and populated pages are options of channels whose items have fields: the memory "
+                "of other channels is taken when an item is written");
+  }
+  plan.budget_nbytes = round_up(plan.budget_nbytes, page);
+  plan.largest_nbytes = round_up(plan.largest_nbytes, page);
+  if (keeps_newest && plan.largest_nbytes > plan.budget_nbytes / 2) {
+    throw_error(Code::kValue,
+                "a channel of mode 'latest' keeps its newest item while the next one is written: "
+                "items of ",
+                plan.largest_nbytes, " bytes need twice as many, not ", plan.budget_nbytes);
+  }
+  const auto n = static_cast<int64_t>(plan.largest_nbytes);
+  const tenon_field bytes{"bytes", DType(TENON_UINT, 8), 1, &n};
+  return create({&bytes, 1}, plan, options);
+}
+
+Ref<Channel> Channel::of(Ref<Array> memory, const OpeningPlan& opening) {
   auto channel = Ref<Channel>::adopt(new Channel);
+  channel->opening_ = opening;
   channel->is_closed_.store(true, std::memory_order_relaxed);
   memory->check_memory();
   const uint64_t nbytes = memory->desc().nbytes;
@@ -95,6 +140,10 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   if (!has_room || state->mark.load(std::memory_order_acquire) != kChannelMark) throw_no_channel(*memory);
   channel->plan_ = {state->slots, static_cast<ChannelMode>(state->mode),
                     static_cast<WhenFull>(state->when_full)};
+  if (state->holds_bytes != 0) {
+    channel->plan_.budget_nbytes = std::max<uint64_t>(state->budget_nbytes, 1);
+    channel->plan_.largest_nbytes = state->capacity_nbytes;
+  }
   const uint64_t at = ChannelState::nbytes_before_description(channel->plan_.slots);
   const uint64_t description_nbytes = state->description_nbytes;
   if (channel->plan_.slots == 0 || channel->plan_.slots > kMostSlots || state->mode > TENON_CHANNEL_LATEST ||
@@ -104,6 +153,12 @@ Ref<Channel> Channel::of(Ref<Array> memory) {
   const std::vector<std::byte> copy(memory->data() + at, memory->data() + at + description_nbytes);
   std::span<const std::byte> rest(copy);
   channel->schema_ = Schema::decode(&rest);
+  if (opening.receives_latest && channel->plan_.mode == ChannelMode::kQueue) {
+    throw_error(
+        Code::kValue,
+        "each item of a queue goes to one consumer, so no consumer can receive the newest items only: "
+        "use a broadcast");
+  }
   channel->memory_ = std::move(memory);
   channel->open_slots();
   return channel;
@@ -118,8 +173,18 @@ void Channel::open_slots() {
   ends_ = ChannelEnds(control, *state_);
   table_ = state_->table(plan_.slots);
   const uint64_t nbytes = slot_nbytes_of(*schema_);
+  const uint64_t budget = plan_.holds_bytes() ? plan_.budget_nbytes : nbytes * plan_.slots;
   const std::span<std::byte> slots = segment_->bytes_of(1);
-  if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots) throw_no_channel(*memory_);
+  if (segment_->header().blocks != 2 || slots.size() / nbytes < plan_.slots ||
+      state_->capacity_nbytes != nbytes || state_->budget_nbytes != budget ||
+      (plan_.holds_bytes() && nbytes % os::page_nbytes() != 0)) {
+    throw_no_channel(*memory_);
+  }
+  const auto slots_at = static_cast<uint64_t>(slots.data() - segment_->data());
+  memories_ = {segment_->file(),
+               {segment_->header().data_at + slots_at, slots.data(), nbytes, budget},
+               {state_->memories(plan_.slots), plan_.slots},
+               table_};
   const SlotGate::Slots gated{slots.data(), nbytes, plan_.slots, table_};
   auto* const gate =
       dynamic_cast<SlotGate*>(&segment_->set_lock(1, std::make_unique<SlotGate>(*segment_, 1, gated)));
@@ -128,8 +193,7 @@ void Channel::open_slots() {
   openings_ = &gate->openings();
   if (PrivatePages* const pages = segment_->private_pages()) {
     pages->copy_at_forks();  // a child does not hold the items of its parent
-    const auto at = static_cast<uint64_t>(slots.data() - segment_->data());
-    (void)LentMappings::instance().add(slots.data(), slots.size(), {pages, at});
+    (void)LentMappings::instance().add(slots.data(), slots.size(), {pages, slots_at});
   }
   Memory memory;
   memory.gate = gate_;
@@ -185,8 +249,10 @@ void Channel::take_role(ChannelRole role) {
     const bool is_broadcast = plan_.mode == ChannelMode::kBroadcast;
     if (role == kConsumer) {
       // Items before the last one may be gone, so the consumer would get items with gaps between them.
-      cursor_ = &openings_->add_cursor(taker, is_broadcast ? observe(state_->last_received) : 0);
+      cursor_ = &openings_->add_cursor(taker, is_broadcast ? observe(state_->last_received) : 0, true);
       note_cursors();
+    } else if (role == kViewer) {
+      cursor_ = &openings_->add_cursor(taker, 0, false);
     }
     ends_.set_roles(self(), openings_->add_role(taker, role));
     if (role == kConsumer && is_broadcast) {
@@ -212,13 +278,18 @@ void Channel::take_role(ChannelRole role) {
 // once after the last one has left, and in addition in each call that began before. closings_before: of the
 // call, when it began.
 uint64_t Channel::ended(uint64_t closings_before) const noexcept {
-  return ends_.ended_after(std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)));
+  return ends_.ended_after(std::min(closings_before, seen_closings_.load(std::memory_order_relaxed)),
+                           opening_.awaits_crashed);
+}
+
+// There is a death to report.
+bool Channel::has_death() const noexcept {
+  return !opening_.awaits_crashed && look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed);
 }
 
 // There is a death or an end to report, of which the event may tell later: its reaper may be stopped.
 bool Channel::has_news(const SharedEvent& event) const noexcept {
-  return &event == &state_->items &&
-         (ended(UINT64_MAX) != 0 || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed));
+  return &event == &state_->items && (ended(UINT64_MAX) != 0 || has_death());
 }
 
 // There is no item, no death and no end to report. signals: of the event, from before the attempt.
@@ -329,8 +400,8 @@ Channel::~Channel() {
 std::string Channel::use_text() const {
   const ChannelStatistics now = statistics();
   const auto counted = [](uint32_t n, const char* what) { return concat(n, " ", what, n == 1 ? "" : "s"); };
-  return concat(now.in_use, " of ", plan_.slots, " slots in use, ", counted(now.ready, "item"), ", ",
-                counted(now.producers, "producer"), " and ", counted(now.consumers, "consumer"),
+  return concat(now.in_use, " of ", plan_.slots, " slots in use, ", bytes_text(), counted(now.ready, "item"),
+                ", ", counted(now.producers, "producer"), " and ", counted(now.consumers, "consumer"),
                 ends_.stopped_text(segment_->file()));
 }
 
@@ -408,31 +479,48 @@ void Channel::prefetch_item() const noexcept {
   prefetch_to_read(slots_[slot]->data());
 }
 
-Ref<Item> Channel::loan(const Deadline& deadline, const char* site) {
+Ref<Item> Channel::loan(const Deadline& deadline, const char* site, uint64_t nbytes, bool will_retry) {
+  check_size(nbytes);
   prefetch_to_write(&state_->slot_states()[0]);  // the first that lend_spare() tries
   table_.prefetch_to_give();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const auto attempt = [&] { return try_loan(*item); };
-  if (plan_.when_full == WhenFull::kRaise) {
-    if (attempt() || try_once_more(state_->room, attempt)) {
-      item->begin(site);
-      return item;
+  item->nbytes_.store(nbytes, std::memory_order_relaxed);
+  try {
+    if (!wait_for_loan(*item, deadline)) {
+      if (!will_retry) (void)add(state_->refused, uint64_t{1});
+      return {};
     }
-    throw_error(Code::kLeaseConflict, "all ", plan_.slots,
-                " slots of the channel are in use: receive or drop items, or create it with more slots");
+  } catch (const Error& e) {
+    const bool is_refusal = e.code() == Code::kTimeout || e.code() == Code::kLeaseConflict;
+    if (is_refusal && !will_retry) (void)add(state_->refused, uint64_t{1});
+    throw;
   }
-  if (!wait(state_->room, loan_budget_, deadline, "lend from", attempt)) return {};
   item->begin(site);
   return item;
+}
+
+// False: the deadline left no time.
+bool Channel::wait_for_loan(Item& item, const Deadline& deadline) {
+  const auto attempt = [&] { return try_loan(item); };
+  if (plan_.when_full != WhenFull::kRaise)
+    return wait(state_->room, loan_budget_, deadline, "lend from", attempt);
+  if (attempt() || try_once_more(state_->room, attempt)) return true;
+  if (plan_.holds_bytes()) {
+    throw_error(Code::kLeaseConflict, "the channel has no room for ", item.nbytes(), " bytes: ", use_text(),
+                ": receive or drop items, or create it with more slots or bytes");
+  }
+  throw_error(Code::kLeaseConflict, "all ", plan_.slots,
+              " slots of the channel are in use: receive or drop items, or create it with more slots");
 }
 
 Ref<Item> Channel::receive(const Deadline& deadline, const char* site) {
   if (deadline.leaves_no_time() && is_still_empty()) return {};
   prefetch_item();
   auto item = Ref<Item>::adopt(new Item(Ref<Channel>::share(this)));
-  const uint64_t closings = look(state_->closings);
+  const uint64_t closings = ends_.closings();
   const auto attempt = [&] { return try_receive(*item, closings); };
   if (!wait(state_->items, receive_budget_, deadline, "receive from", attempt)) return {};
+  if (plan_.holds_bytes()) item->nbytes_.store(memories_.used(item->slot_), std::memory_order_relaxed);
   item->begin(site);
   return item;
 }
@@ -442,12 +530,11 @@ void Channel::join() {
 }
 
 bool Channel::wait_for_item(const Deadline& deadline) {
-  const uint64_t closings = look(state_->closings);
+  const uint64_t closings = ends_.closings();
   const auto has_news = [&] {
-    ensure_role(kConsumer);
+    ensure_role(receiving_role());
     (void)ends_.reap_dead(waited_for_);
-    return has_item() || look(state_->deaths) > seen_deaths_.load(std::memory_order_relaxed) ||
-           ended(closings) != 0;
+    return has_item() || has_death() || ended(closings) != 0;
   };
   return wait(state_->items, receive_budget_, deadline, "receive from", has_news);
 }
@@ -461,6 +548,8 @@ void Channel::close() noexcept {
     watch->signal();
   }
   if (self() == Participant::kNone) return;
+  // A producer that has died before this one closes is not the last one.
+  if ((roles_.load(std::memory_order_relaxed) & kProducer) != 0) (void)ends_.reap_dead(waited_for_);
   {
     const std::scoped_lock local(openings_->lock());  // no thread takes a role, sends, or uses the cursor
     give_up_roles();
@@ -474,7 +563,7 @@ void Channel::give_up_roles() noexcept {
   // pairs with: Channel::has_role, "a role that was given up"
   const uint32_t given = roles_.exchange(0, std::memory_order_release);
   // pairs with: Openings::add_cursor, "a cursor that is free"
-  if ((given & kConsumer) != 0) cursor_->taker.store(0, std::memory_order_release);
+  if ((given & (kConsumer | kViewer)) != 0) cursor_->taker.store(0, std::memory_order_release);
   for (const ChannelRole role : kRoles) {
     if ((given & role) != 0) ends_.set_roles(self(), openings_->remove_role(role));
   }
@@ -489,14 +578,31 @@ ChannelStatistics Channel::statistics() const {
   s.dropped = look(state_->dropped);
   s.deaths = look(state_->deaths);
   const uint64_t seen = plan_.mode == ChannelMode::kBroadcast ? ends_.received_by_all() : 0;
+  const uint64_t spare = spare_up_to();
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     s.ready += SlotWord::item(table_.word(i)) > seen ? 1 : 0;
     s.in_use += is_held(i) ? 1 : 0;
+    s.used_nbytes += used_nbytes(i, spare);
+    s.committed_nbytes += memories_.committed(i);
   }
   if (plan_.mode == ChannelMode::kLatest) s.ready = std::min(s.ready, 1u);  // the others are out of date
   s.producers = ends_.count(kProducer);
-  s.consumers = ends_.count(kConsumer);
+  s.consumers = ends_.count(kConsumer | kViewer);
+  s.refused = look(state_->refused);
+  s.nbytes = memories_.budget_nbytes();
+  s.largest_sent_nbytes = plan_.holds_bytes() ? look(state_->largest_sent_nbytes)
+                          : s.sent != 0       ? schema_->fields_nbytes()
+                                              : 0;
   return s;
+}
+
+// Of an item that is ready or that a process has; of a loan, what it has of the memory. 0: there is none.
+// spare: items up to this number are over.
+uint64_t Channel::used_nbytes(uint32_t slot, uint64_t spare) const noexcept {
+  const uint64_t word = table_.word(slot);
+  if (is_spare(slot, word, spare)) return 0;
+  const bool is_loan = SlotWord::kind(word) == SlotWord::kHeld && SlotWord::number(word) == 0;
+  return is_loan || !plan_.holds_bytes() ? memories_.committed(slot) : memories_.used(slot);
 }
 
 }  // namespace tenon::impl

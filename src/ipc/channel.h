@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bitset>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,6 +24,7 @@
 #include "ipc/channel_state.h"
 #include "ipc/schema.h"
 #include "ipc/segments.h"
+#include "ipc/slot_memory.h"
 #include "ipc/slot_table.h"
 
 namespace tenon::impl {
@@ -45,6 +47,19 @@ struct ChannelPlan {
   uint32_t slots = 0;
   ChannelMode mode = ChannelMode::kQueue;
   WhenFull when_full = WhenFull::kWait;
+  // Of a channel of bytes: its items have no fields, and each takes as much of the budget as it needs.
+  uint64_t budget_nbytes = 0;   // of all items; 0: the items have fields
+  uint64_t largest_nbytes = 0;  // of one item
+
+  bool holds_bytes() const noexcept { return budget_nbytes != 0; }
+};
+
+// What an opening of a channel wants, as a consumer.
+struct OpeningPlan {
+  // After a crash of the last producer it waits for one that comes back, and it is not told of deaths.
+  bool awaits_crashed = false;
+  // Of a broadcast: it receives the newest item, and producers do not wait for it.
+  bool receives_latest = false;
 };
 
 class Item;
@@ -61,34 +76,52 @@ struct ChannelStatistics {
   uint32_t in_use = 0;   // slots that a process holds
   uint32_t producers = 0;
   uint32_t consumers = 0;
+  uint64_t refused = 0;  // loans that failed because there was no room
+  uint64_t nbytes = 0;   // of all items together, at most
+  uint64_t used_nbytes = 0;
+  uint64_t committed_nbytes = 0;
+  uint64_t largest_sent_nbytes = 0;
 };
 
 // Reference-counted. One opening of a channel in a process, with up to three roles: it becomes a producer
 // with the first loan, a consumer with the first receive, and a member with join(). Threads: any.
 class Channel {
  public:
-  // Fails with kValue, kType, kNoMemory, kSystem.
+  // Or opens the one that has the name, whatever its plan is (options.opens_existing). Fails with kValue,
+  // kType, kNoMemory, kSystem.
   static Ref<Channel> create(std::span<const tenon_field> fields, const ChannelPlan& plan,
                              const SharedOptions& options);
-  // Opens the channel in memory that was attached or opened. Fails with kValue (it contains no channel).
-  static Ref<Channel> of(Ref<Array> memory);
+  // A channel of bytes. Fails as create(), and with kValue (an item may be larger than the budget; an option
+  // that its memory cannot have).
+  static Ref<Channel> create_bytes(const ChannelPlan& plan, const SharedOptions& options);
+  // Opens the channel in memory that was attached or opened. Fails with kValue (it contains no channel, or a
+  // queue, which has no newest item for each opening).
+  static Ref<Channel> of(Ref<Array> memory, const OpeningPlan& opening = {});
 
   const Schema& schema() const noexcept { return *schema_; }
   Array& memory() const noexcept { return *memory_; }  // to be sent
   const ChannelPlan& plan() const noexcept { return plan_; }
+  const OpeningPlan& opening() const noexcept { return opening_; }
 
   // A free slot. Null: the deadline left no time from the beginning, and no slot is free. site: of the
   // caller, for the timeline. Fails with kTimeout, kInterrupted, kClosed, kLeaseConflict (no slot is free,
-  // and when_full is kRaise; or this is a forked child, and has inherited views of the only free slots).
-  Ref<Item> loan(const Deadline& deadline, const char* site);
+  // and when_full is kRaise; or this is a forked child, and has inherited views of the only free slots),
+  // kNoMemory and kSystem (the slot was not lent before, and gets no memory). nbytes: of the item, in a
+  // channel of bytes. Fails with kValue if it is larger than the largest one. will_retry: that there is
+  // no room is not counted as refused, as the caller tries again.
+  Ref<Item> loan(const Deadline& deadline, const char* site, uint64_t nbytes = 0, bool will_retry = false);
   // Sends a loan. The bytes of fields of which no array was made become 0. Fails with kLeaseEscaped (a view,
   // a lease or an op uses one of its arrays) and kOp (an op failed to write it): the item is dropped. Fails
   // with kValue (not a loan, or another thread sends it) and kClosed.
   void send(Item& item);
+  // Ends a loan and its arrays, so that they do not keep the slot. If a view, a lease or an op uses one, the
+  // slot becomes free with these. Fails with kValue (not a loan, or another thread sends it).
+  void drop(Item& item);
   // The next item. Null: the deadline left no time from the beginning, and there is no item. Fails with
   // kTimeout, kInterrupted, kOwnerDied (a producer or member has died, and no item is left: once for each
   // death), kClosed (the last producer has closed, and no item is left: once, until there is a producer
-  // again), kLeaseConflict (this is a forked child that has inherited a view of the item's slot).
+  // again; OpeningPlan::awaits_crashed: only if it has not died, and no kOwnerDied), kLeaseConflict (this is
+  // a forked child that has inherited a view of the item's slot).
   Ref<Item> receive(const Deadline& deadline, const char* site);
   // Waits until receive() would not wait. False: the deadline left no time from the beginning, and receive()
   // would wait. Fails with kTimeout, kInterrupted.
@@ -127,6 +160,10 @@ class Channel {
   void open_slots();
   uint32_t self() const noexcept;
   uint64_t taker() const noexcept;
+  bool is_viewer() const noexcept {
+    return opening_.receives_latest && plan_.mode == ChannelMode::kBroadcast;
+  }
+  ChannelRole receiving_role() const noexcept { return is_viewer() ? kViewer : kConsumer; }
   bool has_role(ChannelRole role) const noexcept;
   void ensure_role(ChannelRole role);
   void take_role(ChannelRole role);
@@ -135,6 +172,7 @@ class Channel {
   void note_received(uint64_t n) noexcept;
   void forget(uint64_t sequence) noexcept;
   uint64_t ended(uint64_t closings_before) const noexcept;
+  bool has_death() const noexcept;
   bool is_read(uint32_t slot) const noexcept;
   bool is_held(uint32_t slot) const noexcept;
   bool has_free_slot(const SharedEvent& event) const noexcept;
@@ -151,15 +189,45 @@ class Channel {
   void prepare_slot_locked(uint32_t slot) noexcept;
   void note_held(Item& item, uint32_t slot, bool is_readonly) noexcept;
   void give_back(Item& item) noexcept;
-  bool end_uses(Item& item, Ref<Failure>* failure) noexcept;
+  void check_loan(const Item& item) const;
+  bool end_uses(Item& item, Ref<Failure>* failure, bool* has_room) noexcept;
   std::atomic<bool>& use_of(uint32_t slot, size_t field) const noexcept;
   void clear_unused_fields(const Item& item) const noexcept;
   Storage& storage_of(uint32_t slot) const noexcept { return slots_[slot]->storage(); }
+  void check_size(uint64_t nbytes) const;
   bool try_loan(Item& item);
+  bool wait_for_loan(Item& item, const Deadline& deadline);
+  uint64_t used_nbytes(uint32_t slot, uint64_t spare) const noexcept;
+  void note_sent_nbytes(uint64_t nbytes) noexcept;
+  bool lend(Item& item) { return plan_.holds_bytes() ? lend_bytes(item) : lend_spare(item); }
+  bool is_spare(uint32_t slot, uint64_t word, uint64_t up_to) const noexcept;
+  bool take_spare(uint32_t slot, uint64_t word) noexcept {
+    return word == SlotWord::kFree ? take_free(slot) : take_over(slot, word, false);
+  }
+  // The slots that a loan of bytes has found in use.
+  static constexpr uint32_t kMostSlots = 4095;
+  using Refused = std::bitset<kMostSlots>;
+  struct Choice {
+    uint32_t slot = SlotTable::kNone;
+    uint64_t word = 0;
+    uint64_t nbytes = 0;  // it has so much memory
+    bool is_any() const noexcept { return slot != SlotTable::kNone; }
+  };
+  uint64_t most_lent(uint64_t nbytes) const noexcept;
+  Choice choose_slot(uint64_t nbytes, const Refused& refused) const noexcept;
+  Choice largest_spare(const Refused& refused) const noexcept;
+  bool make_room(uint32_t slot, uint64_t nbytes, Refused refused);
+  bool lend_bytes(Item& item);
+  bool drop_for_bytes(Item& item);
+  bool return_excess(const Item& item) noexcept;
+  std::string bytes_text() const;
   bool lend_spare(Item& item);
   bool drop_oldest(Item& item);
+  bool grow(uint32_t slot, uint64_t nbytes) const;
+  void take_memory(uint32_t slot) const;
   void note_loan(Item& item, uint32_t slot) noexcept;
   uint64_t spare_up_to() const noexcept;
+  void check_spare_slots(const Item& item) const;
   bool may_drop() const noexcept;
   bool take_free(uint32_t slot) noexcept;
   bool take_over(uint32_t slot, uint64_t word, bool drops) noexcept;
@@ -189,6 +257,7 @@ class Channel {
 
   Ref<Schema> schema_;
   ChannelPlan plan_;
+  OpeningPlan opening_;
   Ref<Array> memory_;
   std::vector<Ref<Array>> slots_;
   Segment* segment_ = nullptr;
@@ -199,6 +268,7 @@ class Channel {
   std::unique_ptr<std::atomic<bool>[]> used_fields_;  // by slot and field: an array was made, for a loan
   ChannelEnds ends_;
   SlotTable table_;
+  SlotMemories memories_;
   // Constant. The first news, up to this number, are the deaths while the process took its place. So many
   // came between them and the opening.
   uint64_t deaths_at_opening_ = 0, deaths_between_ = 0;
@@ -224,9 +294,15 @@ class Channel {
 // of them. Threads: any.
 class Item {
  public:
-  // An array over the slot. Read-only if other consumers can read the item, too. Fails with kIndex, and with
-  // kLeaseConflict (the item was sent, or this is a forked child).
+  // An array over the slot; in a channel of bytes, array 0 is all of them. Read-only if other consumers can
+  // read the item, too. Fails with kIndex, and with kLeaseConflict (the item was sent, or this is a forked
+  // child).
   Ref<Array> array(int32_t index);
+  // Of a loan of a channel of bytes: the size of the item from now on. Its arrays stay valid. Does not wait.
+  // Fails with kNoMemory (the budget has no room, or the system has no memory), kValue (too large; not such a
+  // loan; another thread sends it or changes its size), kSystem.
+  void set_nbytes(uint64_t nbytes);
+  uint64_t nbytes() const noexcept { return nbytes_.load(std::memory_order_relaxed); }
   // Of a received or sent item; 0: a loan.
   uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
   Channel& channel() const noexcept { return *channel_; }
@@ -257,7 +333,8 @@ class Item {
   std::atomic<uint64_t> sequence_{0};
   uint64_t taker_ = 0;  // the process that holds the slot for it: see Channel::taker(); 0: none
   bool is_readonly_ = false;
-  std::atomic<bool> has_ended_{false};  // it was sent, dropped by send(), or put back
+  std::atomic<uint64_t> nbytes_{0};     // in a channel of bytes
+  std::atomic<bool> has_ended_{false};  // it was sent, dropped, or put back
   std::atomic<bool> is_sending_{false};
   std::atomic<uint32_t> n_making_{0};  // threads that make an array of a loan
   RefCount refs_;

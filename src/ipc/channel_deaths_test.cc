@@ -154,6 +154,67 @@ TEST(ChannelDeaths, FromBeforeAnOpeningAreNotTold) {
   for (const int end : {to[0], to[1], from[0], from[1]}) close(end);
 }
 
+// A forked producer sends an item and closes the channel, or ends without that.
+void produce_and_end(Channel& channel, bool has_died) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const Ref<Channel> own = Channel::of(Ref<Array>::share(&channel.memory()));
+    send(*own);
+    if (!has_died) own->close();
+    _exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+}
+
+TEST(ChannelDeaths, AConsumerThatAwaitsCrashedProducersIsToldOfAnEndByACloseAlone) {
+  const Ref<Channel> usual = make(4);
+  const Ref<Channel> patient = Channel::of(Ref<Array>::share(&usual->memory()), {.awaits_crashed = true});
+  std::optional<Code> none;
+  for (int round = 0; round < 3; ++round) {
+    produce_and_end(*usual, true);
+    EXPECT_EQ(receive(*patient), none) << "the item of a producer that has died";
+    EXPECT_EQ(receive(*patient), Code::kTimeout) << "another one may come";
+    EXPECT_FALSE(patient->wait_for_item(Deadline(0)));
+    produce_and_end(*usual, false);
+    EXPECT_EQ(receive(*patient), none);
+    EXPECT_EQ(receive(*patient), Code::kClosed);
+    EXPECT_EQ(receive(*patient), Code::kTimeout) << "it is told once";
+    produce_and_end(*usual, false);
+    produce_and_end(*usual, true);
+    EXPECT_EQ(receive(*patient), none);
+    EXPECT_EQ(receive(*patient), none);
+    EXPECT_EQ(receive(*patient), Code::kTimeout) << "the last one has died";
+    produce_and_end(*usual, true);
+    produce_and_end(*usual, false);  // nobody has looked at the dead one before
+    EXPECT_EQ(receive(*patient), none);
+    EXPECT_EQ(receive(*patient), none);
+    EXPECT_EQ(receive(*patient), Code::kClosed);
+  }
+  EXPECT_EQ(receive(*usual), Code::kOwnerDied) << "others are told";
+  EXPECT_EQ(usual->statistics().deaths, 9U);
+}
+
+TEST(ChannelDeaths, NoNewsMakesTheDescriptorOfAPatientConsumerReadableButAClose) {
+  const Ref<Channel> usual = make(4);
+  const Ref<Channel> patient = Channel::of(Ref<Array>::share(&usual->memory()), {.awaits_crashed = true});
+  pollfd poller{patient->descriptor(Access::kRead), POLLIN, 0};
+  const auto settle = [&] {
+    for (int quiet = 0; quiet < 5;) {
+      quiet = poll(&poller, 1, 20) == 1 ? 0 : quiet + 1;
+      std::optional<Code> found = receive(*patient);
+      while (!found) found = receive(*patient);
+      EXPECT_EQ(found, Code::kTimeout);
+    }
+  };
+  produce_and_end(*usual, true);
+  settle();
+  produce_and_end(*usual, false);
+  EXPECT_EQ(poll(&poller, 1, 60'000), 1);
+  EXPECT_EQ(receive(*patient), std::optional<Code>());
+  EXPECT_EQ(receive(*patient), Code::kClosed);
+}
+
 // As if a reaper or a process that closes were stopped before it signals the event.
 TEST(ChannelDeaths, AreToldByADescriptorThatNoSignalHasReached) {
   const Ref<Channel> channel = make(2);
@@ -162,14 +223,19 @@ TEST(ChannelDeaths, AreToldByADescriptorThatNoSignalHasReached) {
     pollfd poller{fd, POLLIN, 0};
     return poll(&poller, 1, timeout_ms) == 1;
   };
-  const std::pair<std::atomic<uint64_t>*, Code> news[] = {{&state.deaths, Code::kOwnerDied},
-                                                          {&state.closings, Code::kClosed}};
-  for (const auto& [count, code] : news) {
+  struct News {
+    std::atomic<uint64_t>* word;
+    uint64_t one;
+    Code code;
+  };
+  const News news[] = {{&state.deaths, 1, Code::kOwnerDied},
+                       {&state.closings, ClosingsWord::make(1, false), Code::kClosed}};
+  for (const auto& [word, one, code] : news) {
     for (int quiet = 0; quiet < 3;) {
       quiet = is_readable(20) ? 0 : quiet + 1;
       EXPECT_EQ(receive(*channel), Code::kTimeout);
     }
-    ++*count;
+    *word += one;
     EXPECT_TRUE(is_readable(60'000));
     EXPECT_EQ(receive(*channel), code);
   }

@@ -26,9 +26,9 @@ constexpr uint32_t kCountedRoles = kProducer | kMember;
 
 bool ChannelEnds::is_alive(uint32_t p) const noexcept { return has_living(control_, p); }
 
-uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
+uint32_t ChannelEnds::count(uint32_t roles) const noexcept {
   uint32_t n = 0;
-  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (observe(end.word) & role) != 0 ? 1 : 0; });
+  visit_ends([&](uint32_t, const ChannelEnd& end) { n += (observe(end.word) & roles) != 0 ? 1 : 0; });
   return n;
 }
 
@@ -36,11 +36,19 @@ uint32_t ChannelEnds::count(ChannelRole role) const noexcept {
 // before it may end. So it looks twice. A producer that was there at the end of the first look, and is not
 // seen, has come during that look. If the second one does not see it, it has ended meanwhile, and was counted
 // after the first look had begun.
-uint64_t ChannelEnds::ended_after(uint64_t known) const noexcept {
+uint64_t ChannelEnds::ended_after(uint64_t known, bool awaits_crashed) const noexcept {
   const uint64_t closings = observe(state_->closings);
-  if (closings <= known) return 0;
+  if (ClosingsWord::count(closings) <= known || (awaits_crashed && ClosingsWord::has_died(closings)))
+    return 0;
   const bool has_producer = count(kProducer) != 0 || count(kProducer) != 0;
-  return has_producer || observe(state_->closings) != closings ? 0 : closings;
+  return has_producer || observe(state_->closings) != closings ? 0 : ClosingsWord::count(closings);
+}
+
+// A reaper may repeat it after the death of another one.
+void ChannelEnds::note_closing(bool has_died) noexcept {
+  uint64_t now = observe(state_->closings);
+  while (!exchange(state_->closings, now, ClosingsWord::make(ClosingsWord::count(now) + 1, has_died))) {
+  }
 }
 
 uint64_t ChannelEnds::received_by_all() const noexcept {
@@ -75,7 +83,7 @@ void ChannelEnds::set_roles(uint32_t p, uint32_t roles) noexcept {
   std::atomic<uint64_t>& word = state_->ends[p].word;
   const uint64_t before = observe(word);
   if (before == roles) return;
-  if ((before & kProducer) != 0 && (roles & kProducer) == 0) (void)add(state_->closings, uint64_t{1});
+  if ((before & kProducer) != 0 && (roles & kProducer) == 0) note_closing(false);
   announce(word, EndWord::make(roles, EndWord::kAlive, 0));
 }
 
@@ -126,7 +134,7 @@ void ChannelEnds::clear(uint32_t p, uint32_t slots) noexcept {
   (void)state_->table(slots).reclaim(p);
   const uint32_t roles = EndWord::roles(observe(state_->ends[p].word));
   if ((roles & kCountedRoles) != 0) count_death(p);
-  if ((roles & kProducer) != 0) (void)add(state_->closings, uint64_t{1});
+  if ((roles & kProducer) != 0) note_closing(true);
   announce(state_->ends[p].word, uint64_t{0});
   wake_all();
   clear_bit(state_->users, p);

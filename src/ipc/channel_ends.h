@@ -26,10 +26,13 @@ class ChannelEnds {
   bool is_marked(uint32_t place) const noexcept {
     return control_.has_place(place) && is_dead(look(life_word(control_.life(place))));
   }
-  // The number of processes with this role.
-  uint32_t count(ChannelRole role) const noexcept;
-  // How many producers have ended, if there is none now and more have ended than the number known; else 0.
-  uint64_t ended_after(uint64_t known) const noexcept;
+  // The number of processes with one of these roles.
+  uint32_t count(uint32_t roles) const noexcept;
+  // How many producers have ended.
+  uint64_t closings() const noexcept { return ClosingsWord::count(observe(state_->closings)); }
+  // The same, if there is none now and more have ended than the number known; else 0. awaits_crashed: also 0
+  // if the last one has died.
+  uint64_t ended_after(uint64_t known, bool awaits_crashed) const noexcept;
   // Of a broadcast: the last item that no consumer is to receive any more. All consumers have received it; if
   // there are none now, one that has left had received it.
   uint64_t received_by_all() const noexcept;
@@ -59,6 +62,7 @@ class ChannelEnds {
   void clear(uint32_t place, uint32_t slots) noexcept;
 
  private:
+  void note_closing(bool has_died) noexcept;
   bool await_reaper(uint32_t place, std::atomic<uint64_t>& waited_for) const noexcept;
   void count_death(uint32_t place) noexcept;
   void help(uint64_t number) noexcept;

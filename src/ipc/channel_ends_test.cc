@@ -27,12 +27,7 @@ constexpr uint32_t kSlots = 4;
 class Ends : public testing::Test {
  protected:
   Ends() {
-    NamedArray bytes{};
-    bytes.code = TENON_UINT;
-    bytes.bits = 8;
-    bytes.lanes = 1;
-    bytes.ndim = 1;
-    bytes.shape[0] = 1;
+    const NamedArray bytes = one_byte();
     SegmentPlan plan;
     plan.blocks = 2;
     plan.array = &bytes;
@@ -40,8 +35,7 @@ class Ends : public testing::Test {
     plan.data_nbytes = ChannelState::nbytes_before_description(kSlots);
     first_ = std::make_unique<StandIn>(plan);
     Segment& segment = first_->segment();
-    os::commit(segment.file(), segment.header().data_at, segment.data_nbytes(), "a channel");
-    publish(segment.control().has_state(), 1u);
+    begin_state(segment);
     state_ = segment.control().channel();
     ends_ = ChannelEnds(segment.control(), *state_);
     table_ = state_->table(kSlots);
@@ -81,7 +75,7 @@ TEST_F(Ends, WhatADeadProcessHadIsGivenBackByOneThatDoesNotUseTheChannel) {
   EXPECT_TRUE(is_empty(table_.readers(1)));
   EXPECT_EQ(look(state_->deaths), 1U);
   EXPECT_EQ(ends_.pid_of_death(1), static_cast<uint32_t>(getpid()));
-  EXPECT_EQ(look(state_->closings), 1U);
+  EXPECT_EQ(ends_.closings(), 1U);
   EXPECT_EQ(ends_.count(kProducer) + ends_.count(kConsumer), 0U);
   EXPECT_TRUE(is_empty(state_->users));
   EXPECT_NE(look(state_->items.signals), items);
@@ -94,8 +88,24 @@ TEST_F(Ends, AProcessThatLeavesWithoutARoleIsNoDeath) {
     ends_.set_roles(other->index(), 0);
   }
   EXPECT_EQ(look(state_->deaths), 0U);
-  EXPECT_EQ(look(state_->closings), 1U);
+  EXPECT_EQ(ends_.closings(), 1U);
   EXPECT_TRUE(is_empty(state_->users));
+}
+
+TEST_F(Ends, TheLastEndOfAProducerSaysWhetherItHasDied) {
+  const auto died = join(kProducer);
+  died->die();
+  reap_others();
+  EXPECT_EQ(ends_.ended_after(0, false), 1U);
+  EXPECT_EQ(ends_.ended_after(0, true), 0U) << "another producer may come in its place";
+  const auto closed = join(kProducer);
+  ends_.set_roles(closed->index(), 0);
+  EXPECT_EQ(ends_.ended_after(1, true), 2U);
+  const auto again = join(kProducer);
+  again->die();
+  reap_others();
+  EXPECT_EQ(ends_.ended_after(2, true), 0U);
+  EXPECT_EQ(ends_.ended_after(2, false), 3U);
 }
 
 TEST_F(Ends, OnlyDeathsOfProducersAndMembersAreCounted) {
@@ -105,7 +115,7 @@ TEST_F(Ends, OnlyDeathsOfProducersAndMembersAreCounted) {
     reap_others();
   }
   EXPECT_EQ(look(state_->deaths), 2U);
-  EXPECT_EQ(look(state_->closings), 1U);
+  EXPECT_EQ(ends_.closings(), 1U);
 }
 
 // A reaper was killed after each step of the count of one death; another death may have been counted since.
@@ -228,7 +238,7 @@ TEST_F(Ends, AHandOverBetweenProducersIsNoEnd) {
     std::mt19937 random(7);
     for (uint32_t now = 1; !is_over;) {
       const uint32_t next = 1 + (now + static_cast<uint32_t>(random()) % (kPlaces - 1)) % kPlaces;
-      (void)add(state_->closings, uint64_t{1});
+      (void)add(state_->closings, uint64_t{2});
       for (uint32_t i = random() % 512; i > 0; --i) (void)observe(state_->closings);
       ends.set_roles(next, kProducer);
       announce(state_->ends[now].word, uint64_t{0});
@@ -238,14 +248,15 @@ TEST_F(Ends, AHandOverBetweenProducersIsNoEnd) {
   });
   while (observe(state_->closings) == 0) std::this_thread::yield();
   int ends = 0;
-  for (int i = repeats(1'000'000, 50'000, 5'000); i > 0; --i) ends += ends_.ended_after(0) != 0 ? 1 : 0;
+  for (int i = repeats(1'000'000, 50'000, 5'000); i > 0; --i)
+    ends += ends_.ended_after(0, false) != 0 ? 1 : 0;
   is_over = true;
   hands_over.join();
   EXPECT_EQ(ends, 0);
   ends_.set_roles(1, kProducer);
   for (uint32_t p = 1; p <= kPlaces; ++p) ends_.set_roles(p, 0);
-  EXPECT_EQ(ends_.ended_after(0), look(state_->closings));
-  EXPECT_EQ(ends_.ended_after(look(state_->closings)), 0U) << "it was reported";
+  EXPECT_EQ(ends_.ended_after(0, false), ends_.closings());
+  EXPECT_EQ(ends_.ended_after(ends_.closings(), false), 0U) << "it was reported";
   for (uint32_t p = 1; p <= kPlaces; ++p) clear_bit(state_->users, p);
 }
 

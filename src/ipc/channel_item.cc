@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "array/access.h"
+#include "base/bytes.h"
 #include "base/error.h"
 #include "ipc/channel.h"
 #include "ipc/openings.h"
@@ -16,8 +17,8 @@ namespace tenon::impl {
 
 // Offers a loan that is to be sent, and refuses all later uses of the arrays that it made: when this
 // process has the slot again, they must not use its next item. False: a view, a lease or an op of this
-// process uses the slot, or (with the failure) an op has failed to write it.
-bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
+// process uses the slot, or (with the failure) an op has failed to write it. has_room: others have more.
+bool Channel::end_uses(Item& item, Ref<Failure>* failure, bool* has_room) noexcept {
   Storage& slot = storage_of(item.slot_);
   item.has_ended_.store(true, std::memory_order_relaxed);
   {
@@ -29,6 +30,8 @@ bool Channel::end_uses(Item& item, Ref<Failure>* failure) noexcept {
       *failure = queue.failure_in(slot.extent());
     if (*failure) return false;
     item.taker_ = 0;
+    *has_room = return_excess(item);
+    if (plan_.holds_bytes()) memories_.set_used(item.slot_, item.nbytes());
     table_.offer(self(), item.slot_);
   }
   if (item.refs_.count_after_change() != 1) Storage::end_parts(slot, Item::release_array);
@@ -40,7 +43,7 @@ struct Item::Sending {
   explicit Sending(Item& sent) : item(sent) {
     // pairs with: Item::Making, "an array of a loan"
     if (!item.is_sending_.exchange(true, std::memory_order_seq_cst)) return;
-    throw_error(Code::kValue, "another thread sends the item");
+    throw_error(Code::kValue, "another thread sends the item or changes its size");
   }
   Sending(const Sending&) = delete;
   Sending& operator=(const Sending&) = delete;
@@ -76,10 +79,12 @@ std::atomic<bool>& Channel::use_of(uint32_t slot, size_t field) const noexcept {
   return used_fields_[slot * schema_->fields().size() + field];
 }
 
-// Their bytes may be of an item of another process. Requires an Item::Sending.
+// Their bytes may be of an item of another process; a channel of bytes has no fields. Requires an
+// Item::Sending.
 void Channel::clear_unused_fields(const Item& item) const noexcept {
   // pairs with: Item::Making, "an array of a loan"
   while (item.n_making_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  if (plan_.holds_bytes()) return;
   const std::vector<SchemaField>& fields = schema_->fields();
   for (size_t i = 0; i < fields.size(); ++i) {
     if (use_of(item.slot_, i).load(std::memory_order_relaxed)) continue;
@@ -88,21 +93,51 @@ void Channel::clear_unused_fields(const Item& item) const noexcept {
   }
 }
 
+void Item::set_nbytes(uint64_t nbytes) {
+  Channel& channel = *channel_;
+  if (!channel.plan_.holds_bytes()) throw_error(Code::kValue, "an item with fields cannot change its size");
+  channel.check_size(nbytes);
+  const Sending alone(*this);
+  channel.check_loan(*this);
+  const uint64_t pages = round_up(std::max<uint64_t>(nbytes, 1), os::page_nbytes());
+  if (!channel.make_room(slot_, pages, {}) || !channel.grow(slot_, pages)) {
+    throw_error(Code::kNoMemory, "the channel has no room for a loan of ", nbytes,
+                " bytes: ", channel.use_text(), ": a loan that has a slot does not wait for room");
+  }
+  nbytes_.store(nbytes, std::memory_order_relaxed);
+}
+
+void Channel::check_loan(const Item& item) const {
+  if (item.has_ended_.load(std::memory_order_relaxed) || item.sequence() != 0 || item.taker_ != taker())
+    throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
+}
+
+void Channel::drop(Item& item) {
+  const Item::Sending sending(item);
+  check_loan(item);
+  // pairs with: Item::Making, "an array of a loan"
+  while (item.n_making_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  item.has_ended_.store(true, std::memory_order_relaxed);
+  // First the arrays: another thread may lend the slot again.
+  if (!Storage::end_parts(storage_of(item.slot_), Item::release_array, true)) return;
+  item.end_span();
+  give_back(item);
+  signal_event(state_->room);
+}
+
 void Channel::send(Item& item) {
   Ref<Failure> failure;
+  bool has_room = false;
   const Item::Sending sending(item);
   if (!item.has_ended_.load(std::memory_order_relaxed) && item.sequence() == 0 && item.taker_ == taker())
     clear_unused_fields(item);
   {
     const std::scoped_lock local(openings_->lock());  // close() waits
-    const bool has_ended = item.has_ended_.load(std::memory_order_relaxed);
-    if (has_ended || item.sequence() != 0 || item.taker_ != taker()) {
-      throw_error(Code::kValue, "the item is not a loan of the channel in this process, or was already sent");
-    }
+    check_loan(item);
     // Consumers may have been told that the channel has ended.
     if (is_closed_.load(std::memory_order_relaxed))
       throw_error(Code::kClosed, "the channel was closed here before the item was sent");
-    if (end_uses(item, &failure))
+    if (end_uses(item, &failure, &has_room))
       item.sequence_.store(table_.give_number(self(), item.slot_), std::memory_order_relaxed);
   }
   if (failure) throw OpFailure(failure);
@@ -112,19 +147,26 @@ void Channel::send(Item& item) {
                 "before you send, delete the view or keep a copy of its elements, release the lease, and "
                 "wait for the op");
   }
+  if (plan_.holds_bytes()) note_sent_nbytes(item.nbytes());
   store(state_->recent_slot, item.slot_);
   signal_event(state_->items);
   item.end_span();
   // Other items may have become spare.
-  if (plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
+  if (has_room || plan_.mode != ChannelMode::kQueue || plan_.when_full == WhenFull::kDropOldest)
     signal_event(state_->room);
+}
+
+void Channel::note_sent_nbytes(uint64_t nbytes) noexcept {
+  uint64_t most = observe(state_->largest_sent_nbytes);
+  while (most < nbytes && !exchange(state_->largest_sent_nbytes, most, nbytes)) {
+  }
 }
 
 void Channel::put_back(Item& item) {
   {
     const std::scoped_lock local(openings_->lock());
     const bool is_queue = plan_.mode == ChannelMode::kQueue;
-    const bool is_consumer = (roles_.load(std::memory_order_relaxed) & kConsumer) != 0;
+    const bool is_consumer = (roles_.load(std::memory_order_relaxed) & (kConsumer | kViewer)) != 0;
     if (!is_queue && is_consumer) cursor_->put_back.reserve(cursor_->put_back.size() + 1);
     const uint64_t sequence = item.sequence();
     const bool has_ended = sequence == 0 || item.has_ended_.exchange(true, std::memory_order_relaxed);
@@ -147,7 +189,7 @@ void Channel::put_back(Item& item) {
 
 // This opening has not received the item. Requires Openings::lock(), and that it is a consumer.
 void Channel::forget(uint64_t sequence) noexcept {
-  if (plan_.mode == ChannelMode::kLatest) {
+  if (plan_.mode == ChannelMode::kLatest || is_viewer()) {
     if (cursor_->sequence == sequence) --cursor_->sequence;
     return;
   }
@@ -191,7 +233,8 @@ void Item::begin_span(const char* site) noexcept {
     record.access = is_readonly_ ? Access::kRead : Access::kWrite;
     record.address = trace::key_of(slot.data());
     trace::copy_end(record.site, site);
-    trace::SpanText(record.text) << "slot " << slot_ << " of a channel, " << slot.nbytes() << " bytes";
+    trace::SpanText(record.text) << "slot " << slot_ << " of a channel, "
+                                 << (nbytes() != 0 ? nbytes() : slot.nbytes()) << " bytes";
   });
   trace::mark(span_, trace::key_of(this), trace::kReady);
 }
@@ -202,6 +245,9 @@ Ref<Array> Item::array(int32_t index) {
     throw_error(Code::kIndex, "the channel has no field ", index, ": it has ", fields.size(), " fields");
   }
   const SchemaField& field = fields[static_cast<size_t>(index)];
+  const bool holds_bytes = channel_->plan_.holds_bytes();
+  const uint64_t nbytes = holds_bytes ? this->nbytes() : field.nbytes;
+  const auto n = static_cast<int64_t>(nbytes);
   const bool is_loan = sequence() == 0;
   if (process_.is_child()) {
     throw_error(Code::kLeaseConflict,
@@ -211,12 +257,12 @@ Ref<Array> Item::array(int32_t index) {
   Storage& slot = channel_->storage_of(slot_);
   Memory memory = slot.memory();
   memory.data += field.offset;
-  memory.nbytes = field.nbytes;
+  memory.nbytes = nbytes;
   memory.gate = channel_->gate_;
   memory.owner = this;
   memory.deleter = release_array;
   memory.is_readonly = is_readonly_;
-  if (field.nbytes == 0) memory.extent_nbytes = 0;
+  if (nbytes == 0) memory.extent_nbytes = 0;
   std::optional<Making> making;
   if (is_loan) {
     making.emplace(*this);
@@ -225,7 +271,7 @@ Ref<Array> Item::array(int32_t index) {
   refs_.increment_before_look();
   Ref<Storage> storage;
   try {
-    storage = field.nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
+    storage = nbytes == 0 ? Storage::adopt(memory) : Storage::adopt_part(slot, memory);
   } catch (...) {
     release();
     throw;
@@ -233,7 +279,7 @@ Ref<Array> Item::array(int32_t index) {
   // From here on, the storage's deleter releases the item. If send() ends the uses from now on, it finds this
   // storage.
   if (has_ended_.load(std::memory_order_relaxed)) Making::throw_sent();
-  return Array::over(std::move(storage), field.dtype, Dims(field.shape),
+  return Array::over(std::move(storage), field.dtype, holds_bytes ? Dims(&n, 1) : Dims(field.shape),
                      is_readonly_ ? uint32_t{TENON_READONLY} : 0);
 }
 

@@ -17,6 +17,14 @@ namespace {
 
 constexpr uint32_t kNoSlot = SlotTable::kNone;
 
+// This is a forked child with a view of the slot from before the fork.
+bool has_inherited_view(const Array& slot) {
+  Queue& queue = lock_home(slot.storage().home());
+  const bool is_any = queue.inherited_view() != nullptr;
+  queue.lock.unlock();
+  return is_any;
+}
+
 // Fails with kLeaseConflict: this is a forked child with a view of the slot from before the fork.
 void check_inherited_views(const Array& slot) {
   Queue& queue = lock_home(slot.storage().home());
@@ -50,9 +58,7 @@ bool Channel::has_free_slot(const SharedEvent& event) const noexcept {
   if (&event != &state_->room) return false;
   const uint64_t spare = spare_up_to();
   for (uint32_t i = 0; i < plan_.slots; ++i) {
-    const uint64_t word = table_.word(i);
-    const bool is_spare = SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= spare;
-    if (word == SlotWord::kFree || (is_spare && !is_read(i))) return true;
+    if (is_spare(i, table_.word(i), spare)) return true;
   }
   return false;
 }
@@ -103,27 +109,49 @@ uint64_t Channel::spare_up_to() const noexcept {
   return given == 0 ? 0 : given - 1;
 }
 
+// No process has the slot, or its item is one of those up to this number, and no process reads it.
+bool Channel::is_spare(uint32_t slot, uint64_t word, uint64_t up_to) const noexcept {
+  return word == SlotWord::kFree ||
+         (SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= up_to && !is_read(slot));
+}
+
 bool Channel::try_loan(Item& item) {
   ensure_role(kProducer);
   const uint32_t signals = look(state_->room.signals);
-  if (lend_spare(item)) return true;
+  if (lend(item)) return true;
   // Before an item is dropped: the slots of the dead, also those of items that only dead consumers of a
   // broadcast have not received. Another process may have given them back since the look, and a slot that was
   // looked at first may have become free before a later one was taken.
   const bool were_dead = ends_.reap_dead(waited_for_);
-  if ((were_dead || look(state_->room.signals) != signals) && lend_spare(item)) return true;
-  if (may_drop() && drop_oldest(item)) return true;
-  if (look(state_->room.signals) != signals && lend_spare(item)) return true;
-  // Not its own fault: a view from before the fork is in the way.
-  const uint64_t spare = spare_up_to();
-  const bool drops = may_drop();
-  for (uint32_t i = 0; i < plan_.slots; ++i) {
-    const uint64_t word = table_.word(i);
-    const bool is_spare = word == SlotWord::kFree || (SlotWord::kind(word) == SlotWord::kReady &&
-                                                      (drops || SlotWord::number(word) <= spare));
-    if (is_spare && !is_read(i)) check_inherited_views(*slots_[i]);
-  }
+  if ((were_dead || look(state_->room.signals) != signals) && lend(item)) return true;
+  if (may_drop() && (plan_.holds_bytes() ? drop_for_bytes(item) : drop_oldest(item))) return true;
+  if (look(state_->room.signals) != signals && lend(item)) return true;
+  check_spare_slots(item);
   return false;
+}
+
+// Fails with kLeaseConflict: not others have the slots, or the bytes, that the loan needs, but this is a
+// forked child with views from before the fork, and cannot lend the slots of these.
+void Channel::check_spare_slots(const Item& item) const {
+  const uint64_t up_to = may_drop() ? UINT64_MAX : spare_up_to();
+  const Array* in_the_way = nullptr;
+  bool has_other = false;
+  uint64_t held = 0, kept = 0;
+  for (uint32_t i = 0; i < plan_.slots; ++i) {
+    const uint64_t reserved = std::min(memories_.reserved(i), memories_.capacity_nbytes());
+    if (!is_spare(i, table_.word(i), up_to)) {
+      held += reserved;
+    } else if (has_inherited_view(*slots_[i])) {
+      in_the_way = slots_[i].get();
+      kept += reserved;
+    } else {
+      has_other = true;
+    }
+  }
+  if (in_the_way == nullptr) return;
+  const bool lacks_bytes =
+      !memories_.has_room(held, item.nbytes()) || memories_.has_room(held + kept, item.nbytes());
+  if (!plan_.holds_bytes() || !has_other || !lacks_bytes) check_inherited_views(*in_the_way);
 }
 
 // A broadcast without consumers drops the oldest items, unless it keeps them for the first consumer.
@@ -160,6 +188,27 @@ bool Channel::take_over(uint32_t slot, uint64_t word, bool drops) noexcept {
   return is_taken;
 }
 
+// As SlotMemories::grow(). Tries again with the unused memory of the arrays of this process.
+bool Channel::grow(uint32_t slot, uint64_t nbytes) const {
+  try {
+    return memories_.grow(slot, nbytes);
+  } catch (const Error& e) {
+    if (e.code() != Code::kNoMemory || !Segments::instance().trim()) throw;
+  }
+  return memories_.grow(slot, nbytes);
+}
+
+// For a slot that this process is about to lend. If there is none, the slot is free again.
+void Channel::take_memory(uint32_t slot) const {
+  try {
+    (void)grow(slot, memories_.capacity_nbytes());
+  } catch (...) {
+    table_.release(slot);
+    signal_event(state_->room);
+    throw;
+  }
+}
+
 void Channel::note_loan(Item& item, uint32_t slot) noexcept {
   prefetch_to_write(slots_[slot]->data());  // the caller fills it next
   for (size_t field = 0; field < schema_->fields().size(); ++field)
@@ -171,8 +220,8 @@ bool Channel::lend_spare(Item& item) {
   const uint64_t spare = spare_up_to();
   for (uint32_t i = 0; i < plan_.slots; ++i) {
     const uint64_t word = table_.word(i);
-    const bool is_spare = SlotWord::kind(word) == SlotWord::kReady && SlotWord::number(word) <= spare;
-    if (!(word == SlotWord::kFree ? take_free(i) : is_spare && take_over(i, word, false))) continue;
+    if (!is_spare(i, word, spare) || !take_spare(i, word)) continue;
+    take_memory(i);
     note_loan(item, i);
     return true;
   }
@@ -183,6 +232,7 @@ bool Channel::drop_oldest(Item& item) {
   for (SlotTable::Found f = table_.next(0); f.slot != kNoSlot; f = table_.next(f.number())) {
     if (SlotWord::kind(f.word) != SlotWord::kReady || !take_over(f.slot, f.word, true)) continue;
     (void)add(state_->dropped, uint64_t{1});
+    take_memory(f.slot);
     note_loan(item, f.slot);
     return true;
   }
@@ -193,7 +243,7 @@ bool Channel::drop_oldest(Item& item) {
 // that it is a consumer; in other modes than a queue, Openings::lock().
 SlotTable::Found Channel::item_to_receive(uint64_t skipped) noexcept {
   if (plan_.mode == ChannelMode::kQueue) return table_.next(0);
-  if (plan_.mode == ChannelMode::kLatest) {
+  if (plan_.mode == ChannelMode::kLatest || is_viewer()) {
     const SlotTable::Found newest = table_.newest();
     return newest.slot != kNoSlot && newest.number() > cursor_->sequence ? newest : SlotTable::Found();
   }
@@ -215,7 +265,7 @@ SlotTable::Found Channel::item_to_receive(uint64_t skipped) noexcept {
 bool Channel::has_item() noexcept {
   if (plan_.mode == ChannelMode::kQueue) return item_to_receive().slot != kNoSlot;
   const std::scoped_lock local(openings_->lock());
-  if (!has_role(kConsumer)) return false;
+  if (!has_role(receiving_role())) return false;
   SlotTable::Found found = item_to_receive();
   if (found.slot != kNoSlot && SlotWord::kind(found.word) == SlotWord::kClaimed && may_drop())
     found = item_to_receive(found.number());
@@ -244,7 +294,8 @@ bool Channel::take_item(Item& item, uint32_t* refused) {
 // An item that others may read, too.
 bool Channel::join_item(Item& item, uint32_t* refused) {
   const std::scoped_lock local(openings_->lock());
-  if (!has_role(kConsumer)) return false;  // another thread has closed the opening, and its cursor is free
+  // Else another thread has closed the opening, and its cursor is free.
+  if (!has_role(receiving_role())) return false;
   // A producer may have seen a reader that did not get its item.
   struct InVain {
     SharedEvent& room;
@@ -276,7 +327,7 @@ bool Channel::join_item(Item& item, uint32_t* refused) {
         in_vain.is_any = true;
         // Of a broadcast, the item comes back, or is dropped: its claimer signals that. It may be stopped.
         if (SlotWord::item(word) != n || ++claims < kBriefLooks) continue;
-        if (!may_drop() || !ends_.is_alive(SlotWord::holder(word))) return false;
+        if (is_viewer() || !may_drop() || !ends_.is_alive(SlotWord::holder(word))) return false;
         skipped = n;
         claims = 0;
         continue;
@@ -286,7 +337,7 @@ bool Channel::join_item(Item& item, uint32_t* refused) {
     item.sequence_.store(n, std::memory_order_relaxed);
     if (!std::erase(cursor_->put_back, n)) cursor_->sequence = n;
     note_cursors();
-    if (plan_.mode == ChannelMode::kBroadcast) note_received(n);
+    if (plan_.mode == ChannelMode::kBroadcast && !is_viewer()) note_received(n);
     return true;
   }
 }
@@ -299,7 +350,7 @@ void Channel::note_received(uint64_t n) noexcept {
 }
 
 bool Channel::try_receive(Item& item, uint64_t closings_before) {
-  ensure_role(kConsumer);
+  ensure_role(receiving_role());
   const uint32_t signals = look(state_->items.signals);
   uint32_t refused = kNoSlot;
   const auto take = [&] {
@@ -314,8 +365,8 @@ bool Channel::try_receive(Item& item, uint64_t closings_before) {
   // First the news, then another look: what a producer has sent before its end is received before the news.
   // The deaths last: a death is counted before the role of its process ends.
   const uint64_t ended = this->ended(closings_before);
-  const uint64_t deaths = look(state_->deaths);
   uint64_t seen = seen_deaths_.load(std::memory_order_relaxed);
+  const uint64_t deaths = opening_.awaits_crashed ? seen : look(state_->deaths);
   if (refused == kNoSlot && (deaths > seen || ended != 0 || were_dead) && take()) return true;
   if (refused != kNoSlot) {
     check_inherited_views(*slots_[refused]);

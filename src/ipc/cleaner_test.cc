@@ -293,6 +293,25 @@ TEST(Cleaner, FreesWhatALaterDeathGivesUp) {
   survivor.expect_only_this_left();
 }
 
+TEST(Cleaner, DoesNotTakeAStrangerForTheCreator) {
+  StandIn owner{64, kData};
+  BlockAllocator allocator(owner.segment());
+  fill_blocks(allocator, 0, 8);
+  Survivor survivor(path_of(owner.segment()));
+  StandIn other{owner};
+  owner.die();
+  reap_all(survivor.segment->control());
+  // It has the number and the start of the creator, as the first processes of two containers without /proc.
+  const StandIn stranger{other};
+  const Place& place = survivor.segment->control().place(0);
+  ASSERT_EQ(look(place.state), PlaceState::kLive);
+  ASSERT_EQ(place.pid, survivor.segment->header().creator_pid);
+  ASSERT_EQ(place.start, survivor.segment->header().creator_start);
+  EXPECT_FALSE(survivor.segment->is_creator_alive());
+  clean_up(*survivor.segment);
+  survivor.expect_only_this_left();
+}
+
 // ------------------------------------------------------------------------------------------- the sweeps
 
 struct Owned {

@@ -33,4 +33,17 @@ ArrayHandle ArrayHandle::decode(std::span<const std::byte> bytes) {
   return handle;
 }
 
+void check_machine(const char* cannot, uint64_t boot) {
+  const uint64_t here = os::boot();
+  if (boot == here) return;
+  if (boot != 0 && here != 0) {
+    throw_error(
+        Code::kNotFound, cannot,
+        "it lies in the memory of another machine, or was lost at a restart of this one; send a copy of "
+        "it");
+  }
+  throw_error(Code::kNotFound, cannot, "there is no /proc ", here == 0 ? "here" : "where it comes from",
+              ", through which a process opens the memory of another one");
+}
+
 }  // namespace tenon::impl

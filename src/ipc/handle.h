@@ -54,4 +54,8 @@ struct ArrayHandle : HandleHead {
   static ArrayHandle decode(std::span<const std::byte> bytes);
 };
 
+// Of the bytes of a handle or a message, which name the boot of their sender's machine. Fails with kNotFound:
+// it is not that of this process, or one of the two is not known.
+void check_machine(const char* cannot, uint64_t boot);
+
 }  // namespace tenon::impl

@@ -93,6 +93,7 @@ class Inspection {
     for (uint32_t b = 0; b < used; ++b) look_at_block(b);
     look_for_channel();
     look_for_feed();
+    look_at_counts();
     report_.kind = kind();
   }
 
@@ -185,7 +186,9 @@ class Inspection {
       array.shape.assign(named.shape, named.shape + named.ndim);
     }
     visit_bits(block.users, [&](uint32_t p) {
-      if (pids_.contains(p)) array.users.push_back(pids_[p]);
+      if (!pids_.contains(p)) return;
+      array.users.push_back(pids_[p]);
+      array.places.push_back(p);
     });
     for (const auto& [place, sent] : sent_[b]) array.sent.push_back(sent);
     if (const auto found = deaths_.find(b); found != deaths_.end()) array.deaths = found->second;
@@ -269,8 +272,22 @@ class Inspection {
     message.keeper = place != nullptr ? place->process.pid : 0;
     message.is_lost = is_lost;
     message.site = site_of(record);
+    message.tag = tag_of(record);
+    message.is_opened = MessageWord::is_opened(word);
     message.is_handed_over = (record.flags.load(std::memory_order_relaxed) & kHandedOverMessage) != 0;
     report_.messages.push_back(std::move(message));
+  }
+
+  void look_at_counts() {
+    if (header_.is_tensor_pool == 0) return;
+    PoolHead head;
+    memory_.read(pool_head_at(header_.blocks), static_cast<void*>(&head), sizeof head);
+    const auto value = [](const std::atomic<uint64_t>& word) { return word.load(std::memory_order_relaxed); };
+    const PoolCounts& counts = head.counts;
+    report_.pool = {value(counts.sent),    value(counts.sent_nbytes),    value(counts.opened),
+                    value(counts.expired), value(counts.revoked),        value(counts.receivers_gone),
+                    value(counts.inlined), value(counts.inlined_nbytes), value(counts.refused),
+                    value(counts.waits),   value(counts.waited_ns)};
   }
 
   void look_for_channel() {
@@ -316,11 +333,42 @@ class Inspection {
           channel->slots[i].holders.push_back(place.process.pid);
       }
       if ((roles & kProducer) != 0) channel->producers.push_back(place.process.pid);
-      if ((roles & kConsumer) != 0) channel->consumers.push_back({place.process.pid, look(end.cursor)});
+      if ((roles & kConsumer) != 0)
+        channel->consumers.push_back({place.process.pid, look(end.cursor), false});
+      if ((roles & kViewer) != 0) channel->consumers.push_back({place.process.pid, std::nullopt, true});
     }
     std::span<const std::byte> rest(bytes.data() + at, state.description_nbytes);
     const Ref<Schema> schema = Schema::decode(&rest);
-    for (const SchemaField& field : schema->fields()) channel->fields.push_back(field.name);
+    channel->has_objects = state.holds_bytes != 0;
+    for (const SchemaField& field : schema->fields()) {
+      if (!channel->has_objects) channel->fields.push_back(field.name);
+    }
+    look_at_room(state, states, schema->fields_nbytes(), channel);
+  }
+
+  // states: of the slots, of which the entries and the memories follow.
+  static void look_at_room(const ChannelState& state, const SlotState* states, uint64_t fields_nbytes,
+                           ChannelReport* channel) {
+    const auto* const entries = reinterpret_cast<const SlotEntry*>(states + state.slots);
+    const auto* const memories = reinterpret_cast<const SlotMemory*>(entries + state.slots);
+    ChannelReport::Room room;
+    room.refused = look(state.refused);
+    room.nbytes = state.budget_nbytes;
+    room.largest_sent_nbytes = channel->has_objects ? look(state.largest_sent_nbytes)
+                               : channel->sent != 0 ? fields_nbytes
+                                                    : 0;
+    for (uint32_t i = 0; i < state.slots; ++i) {
+      ChannelReport::SlotReport& slot = channel->slots[i];
+      const uint64_t committed = std::min(look(memories[i].committed), state.capacity_nbytes);
+      room.committed_nbytes += committed;
+      const uint64_t word = look(states[i].word);
+      if (slot.sequence == 0 && slot.holders.empty()) continue;
+      const bool is_loan = SlotWord::kind(word) == SlotWord::kHeld && SlotWord::number(word) == 0;
+      slot.nbytes =
+          is_loan || !channel->has_objects ? committed : std::min(look(memories[i].used), committed);
+      room.used_nbytes += slot.nbytes;
+    }
+    channel->room = room;
   }
 
   // Who serves a feed passes its batches as by a channel.
@@ -362,7 +410,7 @@ class Inspection {
       const CursorRecord& record = state.records[place.index];
       if (place.index == server) feed->producers.push_back(place.process.pid);
       if (look(record.word) != CursorRecord::kNone)
-        feed->consumers.push_back({place.process.pid, look(record.cursor)});
+        feed->consumers.push_back({place.process.pid, look(record.cursor), false});
     }
     const uint64_t at = state.description_at;
     if (at > bytes.size() || state.description_nbytes > bytes.size() - at)

@@ -79,7 +79,8 @@ struct ArrayReport {
   std::string dtype;  // "": the segment does not contain it
   std::vector<int64_t> shape;
   uint64_t version = 0;
-  std::vector<uint32_t> users;  // numbers of processes
+  std::vector<uint32_t> users;   // numbers of processes
+  std::vector<uint32_t> places;  // of the same
   std::vector<SentReport> sent;
   std::vector<DeathReport> deaths;
   std::optional<ArenaReport> arena;
@@ -88,11 +89,13 @@ struct ArrayReport {
 struct ChannelReport {
   struct SlotReport {
     uint64_t sequence = 0;          // of the item in it; 0: none
+    uint64_t nbytes = 0;            // of a channel: of the item in it, or of the memory of a loan
     std::vector<uint32_t> holders;  // numbers of processes
   };
   struct Consumer {
     uint32_t pid = 0;
-    uint64_t cursor = 0;  // the last item that it has received
+    std::optional<uint64_t> cursor;  // the last item that it has received
+    bool is_viewer = false;          // it receives only the newest item, and has no cursor
   };
   std::string damage;
   uint32_t mode = 0;       // TENON_CHANNEL_*
@@ -103,8 +106,27 @@ struct ChannelReport {
   uint64_t received = 0;
   uint64_t dropped = 0;
   uint64_t deaths = 0;
+  // Of a channel; a feed has none of them.
+  struct Room {
+    uint64_t refused = 0;
+    uint64_t nbytes = 0;
+    uint64_t used_nbytes = 0;
+    uint64_t committed_nbytes = 0;
+    uint64_t largest_sent_nbytes = 0;
+  };
+  std::optional<Room> room;
+  bool has_objects = false;
   std::vector<uint32_t> producers;
   std::vector<Consumer> consumers;
+};
+
+// PoolCounts, copied.
+struct PoolReport {
+  uint64_t sent = 0, sent_nbytes = 0;
+  uint64_t opened = 0, expired = 0, revoked = 0, receivers_gone = 0;
+  uint64_t inlined = 0, inlined_nbytes = 0;
+  uint64_t refused = 0;
+  uint64_t waits = 0, waited_ns = 0;
 };
 
 // A message of a tensor pool that has not ended.
@@ -117,6 +139,8 @@ struct MessageReport {
   uint32_t keeper = 0;          // the process that keeps it; 0: unknown
   bool is_lost = false;         // it has ended, and no other process keeps the message
   std::string site;             // the line that has sent it; "": unknown
+  std::string tag;              // its beginning; "": none
+  bool is_opened = false;       // some process has opened it
   bool is_handed_over = false;  // the sender has kept nothing
 };
 
@@ -138,6 +162,7 @@ struct SegmentReport {
   std::vector<LeaseReport> leases;
   std::optional<ChannelReport> channel;
   std::vector<MessageReport> messages;  // the oldest first
+  std::optional<PoolReport> pool;
 };
 
 // A memory file that processes of this user have open.

@@ -103,6 +103,7 @@ static void write_json(Json& json, const ArrayReport& array) {
         .member("shape", array.dtype.empty() ? std::nullopt : std::optional(array.shape))
         .member("version", array.version)
         .member("users", array.users)
+        .member("places", array.places)
         .member("handles", array.sent)
         .member("more_handles", 0)  // all are in the list
         .member("deaths", array.deaths)
@@ -112,12 +113,30 @@ static void write_json(Json& json, const ArrayReport& array) {
 
 static void write_json(Json& json, const ChannelReport::SlotReport& slot) {
   const char* const state = slot.sequence != 0 ? "ready" : slot.holders.empty() ? "free" : "held";
-  json.value(
-      [&] { json.member("state", state).member("sequence", slot.sequence).member("holders", slot.holders); });
+  json.value([&] {
+    json.member("state", state)
+        .member("sequence", slot.sequence)
+        .member("nbytes", slot.nbytes)
+        .member("holders", slot.holders);
+  });
 }
 
 static void write_json(Json& json, const ChannelReport::Consumer& consumer) {
-  json.value([&] { json.member("pid", consumer.pid).member("cursor", consumer.cursor); });
+  json.value([&] {
+    json.member("pid", consumer.pid)
+        .member("cursor", consumer.cursor)
+        .member("receives", consumer.is_viewer ? "latest" : "every");
+  });
+}
+
+static void write_json(Json& json, const ChannelReport::Room& room) {
+  json.value([&] {
+    json.member("refused", room.refused)
+        .member("nbytes", room.nbytes)
+        .member("used_nbytes", room.used_nbytes)
+        .member("committed_nbytes", room.committed_nbytes)
+        .member("largest_sent_nbytes", room.largest_sent_nbytes);
+  });
 }
 
 static void write_json(Json& json, const ChannelReport& channel) {
@@ -130,6 +149,8 @@ static void write_json(Json& json, const ChannelReport& channel) {
         .member("received", channel.received)
         .member("dropped", channel.dropped)
         .member("deaths", channel.deaths)
+        .member("objects", channel.has_objects)
+        .member("room", channel.room)
         .member("slots", channel.slots)
         .member("producers", channel.producers)
         .member("consumers", channel.consumers);
@@ -146,7 +167,25 @@ static void write_json(Json& json, const MessageReport& message) {
         .member("pid", unless(0, message.keeper))
         .member("lost", message.is_lost)
         .member("site", not_empty(message.site))
+        .member("tag", not_empty(message.tag))
+        .member("opened", message.is_opened)
         .member("handed_over", message.is_handed_over);
+  });
+}
+
+static void write_json(Json& json, const PoolReport& pool) {
+  json.value([&] {
+    json.member("sent", pool.sent)
+        .member("sent_nbytes", pool.sent_nbytes)
+        .member("opened", pool.opened)
+        .member("expired", pool.expired)
+        .member("revoked", pool.revoked)
+        .member("receivers_gone", pool.receivers_gone)
+        .member("inline", pool.inlined)
+        .member("inline_nbytes", pool.inlined_nbytes)
+        .member("refused", pool.refused)
+        .member("waits", pool.waits)
+        .member("waited_ns", pool.waited_ns);
   });
 }
 
@@ -171,7 +210,8 @@ void write_json(Json& json, const SegmentReport& segment) {
         .member("arrays", segment.arrays)
         .member("leases", segment.leases)
         .member("channel", segment.channel)
-        .member("messages", segment.messages);
+        .member("messages", segment.messages)
+        .member("totals", segment.pool);
   });
 }
 

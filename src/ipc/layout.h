@@ -32,7 +32,7 @@
 namespace tenon::impl {
 
 constexpr char kMagic[8] = {'T', 'E', 'N', 'O', 'N', 'S', 'E', 'G'};
-constexpr uint16_t kMajor = 7;  // a segment with another one cannot be read
+constexpr uint16_t kMajor = 8;  // a segment with another one cannot be read
 constexpr uint16_t kMinor = 0;  // a later version only adds fields at the end
 
 constexpr uint32_t kParticipants = 512;

@@ -15,6 +15,13 @@ namespace {
 
 constexpr int64_t kEndingNs = 1'000'000'000;
 
+// Whole characters (UTF-8) of at most so many bytes.
+std::string_view beginning(std::string_view text, size_t most) noexcept {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
 // The limit of a live message has passed, and ends it.
 bool is_over(const MessageRecord& record, uint64_t word, int64_t now_ns) noexcept {
   const int64_t until_ns = record.until_ns.load(std::memory_order_relaxed);
@@ -40,12 +47,16 @@ uint32_t begin_message(MessageRecord& record, const MessageFacts& facts) noexcep
   store(record.sender, facts.sender);
   store(record.block, facts.block);
   store(record.flags, facts.flags);
-  uint64_t site[kSiteWords] = {};
-  if (facts.site != nullptr) {
-    // The end of a long path says most.
-    const size_t n = std::strlen(facts.site), room = sizeof site - 1;
-    std::memcpy(site, facts.site + (n > room ? n - room : 0), std::min(n, room));
-  }
+  constexpr size_t kMostOfTag = 23;
+  char text[kSiteWords * sizeof(uint64_t)] = {};
+  const std::string_view tag = beginning(facts.tag, kMostOfTag);
+  const std::string_view line = facts.site != nullptr ? facts.site : "";
+  // The end of a long path says most.
+  const size_t n = std::min(line.size(), sizeof text - 2 - tag.size());
+  line.copy(text, n, line.size() - n);
+  tag.copy(text + n + 1, tag.size());
+  uint64_t site[kSiteWords];
+  std::memcpy(site, text, sizeof site);
   for (size_t i = 0; i < kSiteWords; ++i) store(record.site[i], site[i]);
   publish(record.word, MessageWord::make(generation, facts.opens));
   return generation;
@@ -72,6 +83,7 @@ MessageStatus open_message(MessageRecord& record, uint32_t generation, int64_t n
     } else if (opens != MessageWord::kNoLimit) {
       next = MessageWord::with_opens(word, opens - 1);
     }
+    if (MessageWord::status(next) != MessageStatus::kExpired) next = MessageWord::as_opened(next);
     if (next != word && !exchange(record.word, word, next)) continue;
     *is_last = MessageWord::status(next) != MessageStatus::kLive;
     return MessageWord::status(next) == MessageStatus::kExpired ? MessageStatus::kExpired
@@ -106,12 +118,22 @@ uint32_t count_of_handles(const MessageRecord& record, uint64_t word) noexcept {
   return is_one ? 1 : MessageWord::opens(word);
 }
 
-std::string site_of(const MessageRecord& record) {
+namespace {
+
+// The text number 0 or 1 of the site.
+std::string text_in_site(const MessageRecord& record, int number) {
   uint64_t site[kSiteWords];
   for (size_t i = 0; i < kSiteWords; ++i) site[i] = record.site[i].load(std::memory_order_relaxed);
-  const auto* const text = reinterpret_cast<const char*>(site);
-  return readable({text, strnlen(text, sizeof site)});
+  std::string_view rest(reinterpret_cast<const char*>(site), sizeof site);
+  for (; number > 0; --number) rest.remove_prefix(std::min(rest.find('\0'), rest.size() - 1) + 1);
+  return readable(std::string(rest.substr(0, rest.find('\0'))));
 }
+
+}  // namespace
+
+std::string site_of(const MessageRecord& record) { return text_in_site(record, 0); }
+
+std::string tag_of(const MessageRecord& record) { return text_in_site(record, 1); }
 
 // ------------------------------------------------------------------------- with the processes that live
 

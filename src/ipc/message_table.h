@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "ipc/layout.h"
 
@@ -44,7 +45,8 @@ enum class MessageStatus : uint8_t {
   kLive = 7,
 };
 
-// The generation of a record, the keeper, the opens that are left, and the status, in one word.
+// The generation of a record, whether a process has opened the message, the keeper, the opens that are left,
+// and the status, in one word.
 struct MessageWord {
   static constexpr uint32_t kNoLimit = 0xffff;  // of opens
   static constexpr uint32_t kNoKeeper = 0;
@@ -64,18 +66,20 @@ struct MessageWord {
     return static_cast<MessageStatus>(word & kStatusMask);
   }
   static constexpr bool is_live(uint64_t word) noexcept { return status(word) == MessageStatus::kLive; }
+  static constexpr bool is_opened(uint64_t word) noexcept { return (word >> kOpenedAt & 1) != 0; }
   static constexpr uint64_t with_keeper(uint64_t word, uint32_t keeper) noexcept {
     return (word & ~(uint64_t{kKeeperMask} << kKeeperAt)) | uint64_t{keeper} << kKeeperAt;
   }
   static constexpr uint64_t with_opens(uint64_t word, uint32_t opens) noexcept {
     return (word & ~(uint64_t{kOpensMask} << kOpensAt)) | uint64_t{opens & kOpensMask} << kOpensAt;
   }
+  static constexpr uint64_t as_opened(uint64_t word) noexcept { return word | uint64_t{1} << kOpenedAt; }
   static constexpr uint64_t with_status(uint64_t word, MessageStatus status) noexcept {
     return (word & ~uint64_t{kStatusMask}) | static_cast<uint64_t>(status);
   }
 
  private:
-  static constexpr unsigned kOpensAt = 3, kKeeperAt = 19;
+  static constexpr unsigned kOpensAt = 3, kKeeperAt = 19, kOpenedAt = 29;
   static constexpr uint32_t kStatusMask = 7, kOpensMask = 0xffff, kKeeperMask = 0x3ff;
   static_assert(kParticipants <= kKeeperMask);
 };
@@ -100,9 +104,30 @@ struct alignas(64) MessageRecord {
   std::atomic<uint64_t> nbytes;            // of its blocks
   std::atomic<uint32_t> block;             // that a handle keeps, or kNoBlock
   std::atomic<uint32_t> flags;             // MessageFlags
-  std::atomic<uint64_t> site[kSiteWords];  // bytes up to a NUL
+  std::atomic<uint64_t> site[kSiteWords];  // the line that has sent it up to a NUL, then the tag up to a NUL
 };
 static_assert(sizeof(MessageRecord) == kMessageStride);
+
+// What has happened to the messages of a pool. Only its creator adds to them, under the lock of Segments.
+struct PoolCounts {
+  std::atomic<uint64_t> sent;
+  std::atomic<uint64_t> sent_nbytes;
+  // Messages that have ended, by the reason.
+  std::atomic<uint64_t> opened;
+  std::atomic<uint64_t> expired;
+  std::atomic<uint64_t> revoked;
+  std::atomic<uint64_t> receivers_gone;
+  // Messages whose arrays went with the bytes because there was no room, and the bytes of these arrays.
+  std::atomic<uint64_t> inlined;
+  std::atomic<uint64_t> inlined_nbytes;
+  std::atomic<uint64_t> refused;  // calls that failed because there was no room
+  std::atomic<uint64_t> waits;    // of threads, for room
+  std::atomic<uint64_t> waited_ns;
+};
+// No process relies on the order of these stores, or on any of them.
+inline void count(std::atomic<uint64_t>& counter, uint64_t n = 1) noexcept {
+  counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+}
 
 struct alignas(64) PoolHead {
   std::atomic<uint64_t> key[4];       // random
@@ -111,6 +136,7 @@ struct alignas(64) PoolHead {
   std::atomic<uint32_t> pinned_unit;  // processes pin units of so many bytes; 0: none
   std::atomic<uint32_t> reserved;
   SharedEvent room;  // memory may have become free
+  PoolCounts counts;
 };
 static_assert(sizeof(PoolHead) <= kPage);
 
@@ -130,6 +156,7 @@ struct MessageFacts {
   uint64_t nbytes = 0;
   uint32_t flags = 0;
   const char* site = nullptr;
+  std::string_view tag = {};
 };
 
 // Begins a message in a record that has none. Returns its generation. Only the process for which the record
@@ -151,6 +178,7 @@ bool add_open(MessageRecord& record) noexcept;
 // How many handles the word of a live one stands for.
 uint32_t count_of_handles(const MessageRecord& record, uint64_t word) noexcept;
 std::string site_of(const MessageRecord& record);
+std::string tag_of(const MessageRecord& record);  // its beginning; "": it has none
 
 // A process as a participant that sends messages: its number, and the generation of its place.
 struct Sender {

@@ -37,12 +37,13 @@ uint32_t Openings::roles() const noexcept {
   return roles;
 }
 
-Cursor& Openings::add_cursor(uint64_t taker, uint64_t sequence) {
+Cursor& Openings::add_cursor(uint64_t taker, uint64_t sequence, bool is_awaited) {
   // pairs with: Channel::give_up_roles, "a cursor that is free"
   const auto is_free = [&](const Cursor& c) { return c.taker.load(std::memory_order_acquire) != taker; };
   const auto found = std::ranges::find_if(cursors_, is_free);
   Cursor& cursor = found != cursors_.end() ? *found : cursors_.emplace_back();
   cursor.sequence = sequence;
+  cursor.is_awaited = is_awaited;
   cursor.put_back.clear();
   cursor.taker.store(taker, std::memory_order_relaxed);
   return cursor;
@@ -51,7 +52,7 @@ Cursor& Openings::add_cursor(uint64_t taker, uint64_t sequence) {
 uint64_t Openings::received_up_to(uint64_t taker) const noexcept {
   uint64_t least = UINT64_MAX;
   for (const Cursor& cursor : cursors_) {
-    if (cursor.taker.load(std::memory_order_relaxed) == taker)
+    if (cursor.is_awaited && cursor.taker.load(std::memory_order_relaxed) == taker)
       least = std::min(least, cursor.received_up_to());
   }
   return least == UINT64_MAX ? 0 : least;
@@ -59,7 +60,8 @@ uint64_t Openings::received_up_to(uint64_t taker) const noexcept {
 
 bool Openings::has_received(uint64_t taker, uint64_t sequence) const noexcept {
   return std::ranges::any_of(cursors_, [&](const Cursor& cursor) {
-    return cursor.taker.load(std::memory_order_relaxed) == taker && cursor.sequence >= sequence &&
+    return cursor.is_awaited && cursor.taker.load(std::memory_order_relaxed) == taker &&
+           cursor.sequence >= sequence &&
            std::ranges::find(cursor.put_back, sequence) == cursor.put_back.end();
   });
 }

@@ -40,6 +40,7 @@ struct Cursor {
   // The process that has it, as Channel::taker(); 0: it is free. In a forked child, those of its parent are.
   std::atomic<uint64_t> taker{0};
   // Guarded by Openings::lock().
+  bool is_awaited = true;          // by producers; not that of a viewer
   uint64_t sequence = 0;           // of the last item
   std::vector<uint64_t> put_back;  // of items before it, which are received again; in order
 
@@ -59,10 +60,10 @@ class Openings {
   uint32_t remove_role(ChannelRole role) noexcept;
 
   // A cursor for an opening, which sets its taker to 0 at the end.
-  Cursor& add_cursor(uint64_t taker, uint64_t sequence);
-  // The least received_up_to() of the cursors of this process; 0: there is none.
+  Cursor& add_cursor(uint64_t taker, uint64_t sequence, bool is_awaited);
+  // The least received_up_to() of the cursors of this process that are awaited; 0: there is none.
   uint64_t received_up_to(uint64_t taker) const noexcept;
-  // Whether one of them has received the item.
+  // Whether one of these has received the item.
   bool has_received(uint64_t taker, uint64_t sequence) const noexcept;
 
   // This process has not used the slot yet: it may have inherited items of its parent. Does not require
@@ -109,7 +110,7 @@ class Openings {
   ProcessSpinLock lock_;
   // Guarded by lock_.
   uint64_t taker_ = 0;          // the process of the counts; a forked child begins anew
-  uint32_t counts_[3]{};        // openings by role, in the order of kRoles
+  uint32_t counts_[4]{};        // openings by role, in the order of kRoles
   bool has_used_ = false;       // the process has been a producer or consumer, so it is no member any more
   std::deque<Cursor> cursors_;  // at constant addresses
   std::vector<Held> held_;      // by slot

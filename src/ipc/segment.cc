@@ -121,7 +121,7 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
 
 void Segment::map(bool is_writable, int node) {
   control_ = Control::map(file_, header_, &places_);
-  data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20);
+  data_ = os::map(file_, header_.data_at, data_nbytes(), is_writable, 2 << 20, is_sparse());
   if (node >= 0) os::bind_to_node(data_, data_nbytes(), node);
   is_writable_ = is_writable;
   if (!is_on_device()) private_pages_ = std::make_unique<PrivatePages>(file_, header_.data_at, data_nbytes());
@@ -176,6 +176,12 @@ void Segment::commit_block(uint32_t block) {
 void Segment::throw_no_place() const {
   if (file_.is_lost())
     throw_error(Code::kSystem, "this process cannot use shared memory of its parent: ", os::kLostText);
+  if (!os::has_proc()) {
+    throw_error(
+        Code::kSystem,
+        "this process was forked, and cannot use shared memory of its parent: there is no /proc here, "
+        "and no process that serves the memory at a socket answered during the fork");
+  }
   throw_error(Code::kSystem, "this process was forked while all ", kParticipants,
               " places of the shared segment were taken: so many processes use it at a time");
 }
@@ -322,12 +328,13 @@ bool Segment::is_used_here(uint32_t index) noexcept {
   return uses_[index] != 0;
 }
 
-// The creator has the first place as long as it lives.
+// The creator was the first to take the first place, and has it as long as it lives. The number of its
+// process says nothing: in other PID namespaces, and after the number was used again, another process has it.
 bool Segment::is_creator_alive() const noexcept {
-  const Place& place = control_.place(0);
-  return place.pid.load(std::memory_order_relaxed) == header_.creator_pid &&
-         place.start.load(std::memory_order_relaxed) == header_.creator_start &&
-         look(place.state) == PlaceState::kLive && is_alive(control_, 0);
+  constexpr uint32_t kOfCreator = 1;
+  // The generation last: if it is the creator's, the answers before it were about the creator.
+  return look(control_.place(0).state) == PlaceState::kLive && is_alive(control_, 0) &&
+         look(control_.place(0).generation) == kOfCreator;
 }
 
 bool Segment::needs_cleaner() const noexcept {
@@ -388,6 +395,7 @@ Participant::Reserved Segment::before_fork() noexcept {
 }
 
 void Segment::after_fork() noexcept {
+  child_file_ = os::File();
   if (private_pages_) private_pages_->after_fork();
   uses_lock_.unlock();
   messages_lock_.unlock();
@@ -399,9 +407,11 @@ void Segment::become_child() noexcept {
   is_creator_ = false;
   deaths_while_joining_.store(0, std::memory_order_relaxed);
   // With the parent's open file description, the child would hold the lock of the parent's place.
-  const bool has_own_file = os::reopen(file_) &&
-                            os::remap(file_, 0, control_.base, Control::nbytes_of(header_), true) &&
-                            os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_);
+  const bool has_own_file =
+      (os::reopen(file_) || os::replace(file_, child_file_)) &&
+      os::remap(file_, 0, control_.base, Control::nbytes_of(header_), true) &&
+      os::remap(file_, header_.data_at, data_, data_nbytes(), is_writable_, is_sparse());
+  child_file_ = os::File();
   places_.become_child();
   participant_->become_child(has_own_file);
   if (private_pages_) private_pages_->after_fork();

@@ -92,6 +92,10 @@ class Segment {
   bool is_pinned_here() const noexcept { return pinned_pages_ != nullptr && pinned_pages_->is_any(); }
   // Processes send its blocks by messages, and take no turns on them.
   bool is_tensor_pool() const noexcept { return header_.is_tensor_pool != 0; }
+  // Most of its memory may have no pages: that of slots and of a pool which were never lent.
+  bool is_sparse() const noexcept {
+    return header_.channel_slots != 0 || header_.feed_slots != 0 || is_tensor_pool();
+  }
   PoolHead& pool_head() const noexcept {
     return *reinterpret_cast<PoolHead*>(control_.base + pool_head_at(header_.blocks));
   }
@@ -230,6 +234,8 @@ class Segment {
   Participant::Reserved before_fork() noexcept;
   void after_fork() noexcept;
   void become_child() noexcept;
+  // Before a fork in a process without /proc: another open file description, which the child takes.
+  void give_child(os::File file) noexcept { child_file_ = std::move(file); }
 
   static constexpr uint32_t kNone = UINT32_MAX;
 
@@ -252,6 +258,7 @@ class Segment {
 
   Header header_{};
   os::File file_;
+  os::File child_file_;  // only during a fork
   PlaceLocks places_{file_};
   Control control_;
   std::byte* data_ = nullptr;

@@ -413,6 +413,20 @@ bool Segments::is_unopened(std::span<const std::byte> bytes) {
   return segment != nullptr && segment->status_of(handle.sent()) == MessageStatus::kLive;
 }
 
+const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
+  const BlockUse* const use = use_of(array);
+  array.check_memory();
+  if (use == nullptr) {
+    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
+                " does not lie in shared memory: make it with shared=");
+  }
+  if (use->segment->is_tensor_pool()) {
+    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
+                " lies in a tensor pool, which sends it by messages and not by handles: use pool.dumps");
+  }
+  return *use;
+}
+
 // The handle stays unopened. The result lies on the segment. Calls then, at most once, while this process
 // uses the block: the array may be of another owner that has lent the memory.
 Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Segment&)>& then) {
@@ -421,11 +435,7 @@ Ref<Array> Segments::open(const ArrayHandle& handle, const std::function<void(Se
 
 Ref<Array> Segments::try_open(const ArrayHandle& handle, const std::function<void(Segment&)>& then,
                               bool is_last) {
-  if (handle.boot != os::boot()) {
-    throw_error(Code::kNotFound,
-                "the shared array cannot be opened: it lies in the memory of another machine, or was lost at "
-                "a restart of this one; send a copy of it");
-  }
+  check_machine("the shared array cannot be opened: ", handle.boot);
   if (handle.user != os::user()) {
     throw_error(Code::kNotFound, "the shared array cannot be opened: it belongs to user ", handle.user,
                 ", this process to user ", os::user());
@@ -443,6 +453,7 @@ Ref<Array> Segments::try_open(const ArrayHandle& handle, const std::function<voi
       return reach(handle.segment, handle.sender(), handle.fd, opened);
     } catch (const Error& e) {
       if (e.code() != Code::kNotFound || !handle.has_counted_opens()) throw;
+      if (!os::why_hidden(handle.sender(), handle.fd).empty()) throw;
       throw_gone(MessageStatus::kSenderGone, "handle", handle.pid);
     }
   };

@@ -17,6 +17,8 @@
 #include "base/error.h"
 #include "ipc/awaited.h"
 #include "ipc/lazy_copy.h"
+#include "ipc/pool_links.h"
+#include "ipc/pool_servers.h"
 #include "ipc/process_lock.h"
 #include "ipc/tensor_pools.h"
 #include "memory/fork.h"
@@ -74,7 +76,10 @@ std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<cons
   return locked;
 }
 
-Segments::Segments() : tensor_pools_(std::make_unique<TensorPools>(*this)) {
+Segments::Segments()
+    : tensor_pools_(std::make_unique<TensorPools>(*this)),
+      pool_servers_(std::make_unique<PoolServers>(*this)),
+      pool_links_(std::make_unique<PoolLinks>(*this)) {
   (void)KnownMemory::instance();  // it registers the handlers of forks
   (void)LentMappings::instance();
   static constexpr ForkHooks kHooks{[] { instance().before_fork(); }, [] { instance().after_fork(); },
@@ -376,8 +381,11 @@ Segment& Segments::make_alone(const NamedArray& array, std::span<const uint64_t>
                    options.has_huge_pages, options.node};
   plan.channel_slots = options.channel_slots;
   std::unique_ptr<Segment> fresh = Segment::create(plan, MutexOwner::instance());
-  commit_data(*fresh, fresh->data_nbytes(),
-              concat(nbytes, " bytes of shared memory", options.has_huge_pages ? " in huge pages" : ""));
+  const uint64_t committed =
+      options.is_populated ? fresh->data_nbytes() : std::min(fresh->data_nbytes(), options.committed_nbytes);
+  commit_data(*fresh, committed,
+              concat(std::min(nbytes, committed), " bytes of shared memory",
+                     options.has_huge_pages ? " in huge pages" : ""));
   if (options.is_populated) os::populate(fresh->data(), fresh->data_nbytes(), true);
   uint64_t at = 0;
   uint32_t block = 0;
@@ -452,14 +460,27 @@ bool Segments::free_name(const std::string& name, NameLock& lock) {
 // The array that create() makes under lock_. Its segment gets the name, unless that is "", when it is
 // complete.
 template <class Create>
-Ref<Array> Segments::create_with(const std::string& name, Create create) {
+Ref<Array> Segments::create_with(const std::string& name, Create create, bool opens_existing) {
   if (name.empty()) {
     const std::scoped_lock locked(lock_);
     sweep_some();
     return create();
   }
   check_name(name);
+  const Deadline closing(kClosingNs);  // as open_patiently(): with_name() repeats it
   return with_name(name, NameLock::Make::kYes, [&](NameLock& lock) {
+    if (opens_existing) {
+      OpenSegments::CloseUnused opened(open_);
+      if (Segment* const existing = open_named(name, lock, true, Code::kValue, opened)) {
+        if (existing->is_on_device())
+          throw_error(Code::kValue, "the shared memory named '", name, "' lies on a device");
+        try {
+          return named_array_on(begin_named_use(*existing, lock, false, closing.has_passed()), false);
+        } catch (const BlockIsClosing&) {
+          return Ref<Array>();
+        }
+      }
+    }
     if (!free_name(name, lock)) return Ref<Array>();
     Ref<Array> array = create();
     Segment& segment = *use_of(*array)->segment;
@@ -536,12 +557,15 @@ Ref<Array> Segments::create_blocks(std::span<const uint64_t> sizes, const Shared
     throw_error(Code::kValue, sizes.size(), " blocks of shared memory: there may be 1 to ", kMostBlocks);
   }
   check_is_on_host(options, "the memory of a channel");
-  return create_with(options.name, [&] {
-    const auto n = static_cast<int64_t>(sizes[0]);
-    Segment& segment = make_alone(named_array(kBytes, {&n, 1}, 0), sizes, options);
-    for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
-    return take_over(segment, 0, kBytes, {&n, 1}, 0, options);
-  });
+  return create_with(
+      options.name,
+      [&] {
+        const auto n = static_cast<int64_t>(sizes[0]);
+        Segment& segment = make_alone(named_array(kBytes, {&n, 1}, 0), sizes, options);
+        for (uint32_t i = 1; i < sizes.size(); ++i) (void)segment.leave(i);
+        return take_over(segment, 0, kBytes, {&n, 1}, 0, options);
+      },
+      options.opens_existing);
 }
 
 void Segments::take_name(const Array& control) {
@@ -641,18 +665,26 @@ Ref<Array> Segments::attach(const std::string& name, bool is_readonly) {
       throw_error(Code::kNotFound, "no process of this user shares memory named '", name, "' (by '",
                   lock.path(), "'); is the process that creates it running?");
     }
-    const uint32_t generation = segment->block(0).generation.load(std::memory_order_relaxed);
-    Use begun;
     try {
-      begun = begin_use(*segment, 0, generation, is_readonly, closing.has_passed());
+      return begin_named_use(*segment, lock, is_readonly, closing.has_passed());
     } catch (const BlockIsClosing&) {
-      return begun;
+      return Use();
     }
-    if (!segment->keeps_name()) segment->keep_name(lock.keep(segment->header().id, segment->file().fd()));
-    return begun;
   });
   std::unique_lock locked(lock_);
   open_memory(*use, locked);
+  return named_array_on(std::move(use), is_readonly);
+}
+
+// A use of the array that a segment with this name holds. The segment keeps the name.
+Segments::Use Segments::begin_named_use(Segment& segment, NameLock& lock, bool is_readonly, bool is_last) {
+  const uint32_t generation = segment.block(0).generation.load(std::memory_order_relaxed);
+  Use use = begin_use(segment, 0, generation, is_readonly, is_last);
+  if (!segment.keeps_name()) segment.keep_name(lock.keep(segment.header().id, segment.file().fd()));
+  return use;
+}
+
+Ref<Array> Segments::named_array_on(Use use, bool is_readonly) {
   const NamedArray& array = use->segment->header().array;
   const Dims shape{array.shape, static_cast<size_t>(array.ndim)};
   const uint32_t flags = static_cast<uint32_t>(array.flags) | (is_readonly ? TENON_READONLY : 0);
@@ -665,20 +697,6 @@ bool Segments::is_shared(const Array& array) noexcept {
   return use != nullptr && array.storage().moved_at() == nullptr && !use->segment->is_tensor_pool();
 }
 
-const Segments::BlockUse& Segments::checked_use_of(const Array& array) {
-  const BlockUse* const use = use_of(array);
-  array.check_memory();
-  if (use == nullptr) {
-    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
-                " does not lie in shared memory: make it with shared=");
-  }
-  if (use->segment->is_tensor_pool()) {
-    throw_error(Code::kType, "the array of shape ", shape_text(array.shape()),
-                " lies in a tensor pool, which sends it by messages and not by handles: use pool.dumps");
-  }
-  return *use;
-}
-
 // The segment of a handle. Opens it if it is not open in this process.
 Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
                          OpenSegments::CloseUnused& opened) {
@@ -687,6 +705,8 @@ Segment& Segments::reach(const SegmentId& id, const os::Process& sender, int fd,
   os::File file = file_of(sender, fd, prefix);
   if (!file) file = find_file(prefix);
   if (!file) {
+    if (const std::string why = os::why_hidden(sender, fd); !why.empty())
+      throw_error(Code::kNotFound, "the shared array cannot be opened: ", why, "; send a copy of it");
     const bool is_alive = !os::has_ended(sender);
     throw_error(Code::kNotFound, "the shared array cannot be opened: no process has it any more (process ",
                 sender.pid, " sent it",
@@ -712,6 +732,7 @@ void Segments::before_fork() noexcept {
     // The child computes it.
   }
   lock_.lock();
+  pool_links_->before_fork();
   // First, because it may wait: the others take spin locks.
   open_.visit([](Segment& segment) { segment.lock_messages(); });
   late_lock_.lock();
@@ -733,6 +754,7 @@ void Segments::become_child() noexcept {
   forget_watch();
   open_.become_child();
   tensor_pools_->become_child();
+  pool_servers_->become_child();
   while (late_uses_ != nullptr) {  // the parent waits for its work
     const std::unique_ptr<BlockUse> late(late_uses_);
     late_uses_ = late->next_use;
@@ -756,6 +778,7 @@ void Segments::remove_names_at_exit() {
   std::unique_lock locked(self.lock_, std::defer_lock);
   for (int i = 0; i < kTries && !locked.try_lock(); ++i) sleep_for_a_moment();
   if (!locked.owns_lock()) return;
+  self.pool_servers_->remove_all();
   self.open_.visit([](Segment& segment) {
     if (!segment.keeps_name()) return;
     reap_all(segment.control());

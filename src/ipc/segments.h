@@ -14,6 +14,7 @@
 
 #include "array/array.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/spin_lock.h"
 #include "device/submitted_work.h"
 #include "ipc/handle.h"
@@ -23,6 +24,8 @@
 
 namespace tenon::impl {
 
+class PoolLinks;
+class PoolServers;
 class TensorPools;
 
 struct SharedOptions {
@@ -31,7 +34,10 @@ struct SharedOptions {
   bool is_populated = false;
   int node = -1;  // the NUMA node; -1: any
   tenon_device device{TENON_CPU, 0};
-  uint32_t channel_slots = 0;  // of a channel, whose state is the beginning of the memory
+  bool opens_existing = false;  // of create_blocks(): memory that has the name, if there is some
+  uint32_t channel_slots = 0;   // of a channel, whose state is the beginning of the memory
+  // So many bytes of the memory get pages when it is made; all of them if it is populated.
+  uint64_t committed_nbytes = UINT64_MAX;
   // Initializes the memory, before another process can find it by its name.
   std::function<void(std::byte*)> prepare;
 };
@@ -58,7 +64,8 @@ class Segments {
   // kValue (shape, options, or the name is taken), and on a device as Device::of.
   Ref<Array> create(DType dtype, Dims shape, uint32_t flags, const SharedOptions& options);
   // A new segment of the host with one block for each size. Returns the first block as an array of bytes. The
-  // bytes of the others stay as long as this array. Fails as create().
+  // bytes of the others stay as long as this array. Or opens the memory that has the name, in one step with
+  // the look for it: then options.prepare is not called. Fails as create().
   Ref<Array> create_blocks(std::span<const uint64_t> sizes, const SharedOptions& options);
   // A new segment with the control part of a feed and its slots, which have no memory. Nobody can attach to
   // it before take_name(). Returns the control part. Fails as create().
@@ -103,6 +110,14 @@ class Segments {
   // Whether no process has opened a handle that this process has sent.
   bool is_unopened(std::span<const std::byte> handle);
 
+  // Returns memory that arrays of this process do not use any more to the system, when there was none for
+  // others. False: there was none.
+  bool trim() {
+    const std::scoped_lock locked(lock_);
+    look_at_ended_uses();
+    return open_.trim_blocks();
+  }
+
   // Another process can open it by a handle or a name.
   static bool is_shared(const Array& array) noexcept;
 
@@ -117,6 +132,8 @@ class Segments {
   }
 
  private:
+  friend class PoolLinks;
+  friend class PoolServers;
   friend class TensorPools;
   friend std::unique_lock<std::mutex> lock_open(const Segment& at_least, std::vector<const Segment*>* open);
   Segments();
@@ -145,27 +162,43 @@ class Segments {
   // Thrown if a block cannot be used because some process looks whether it is unused (Segment::try_use).
   struct BlockIsClosing {};
   static constexpr int64_t kClosingNs = 1'000'000'000;
+  // Thrown if a segment cannot be opened here, and a process to which this one is linked may give it.
+  struct Unreached {
+    SegmentId segment;
+    Error why;
+  };
+  // Asks them. False: none has given it. Fails with kInterrupted.
+  static bool ask_links(const SegmentId& segment);
   // Returns open(false). Calls it again while it throws BlockIsClosing: the process that looks may be
-  // stopped, or wait long for a processor. After 1 s, open(true), which fails instead. Requires that the
-  // caller does not hold lock_.
+  // stopped, or wait long for a processor. After 1 s, open(true), which fails instead. If it throws
+  // Unreached, asks the links before the next call, and does not count the time that this takes. Requires
+  // that the caller does not hold lock_.
   template <class Open>
   static auto open_patiently(Open open) {
-    const Deadline deadline(kClosingNs);
-    while (!deadline.has_passed()) {
+    constexpr int kMostAsked = 256;  // a segment whose creator has ended may be closed again at once
+    int64_t until_ns = now_ns() + kClosingNs;
+    int asked = 0;
+    while (true) {
+      const bool is_last = now_ns() >= until_ns;
       try {
-        return open(false);
+        return open(is_last);
       } catch (const BlockIsClosing&) {
         sleep_for_a_moment();
+      } catch (const Unreached& unreached) {
+        const int64_t since_ns = now_ns();
+        if (asked++ == kMostAsked || !ask_links(unreached.segment)) throw Error(unreached.why);
+        until_ns += now_ns() - since_ns;
       }
     }
-    return open(true);
   }
   static void sleep_for_a_moment() noexcept;
   template <class Run>
   auto with_name(const std::string& name, NameLock::Make make, Run run);
   bool free_name(const std::string& name, NameLock& lock);
   template <class Create>
-  Ref<Array> create_with(const std::string& name, Create create);
+  Ref<Array> create_with(const std::string& name, Create create, bool opens_existing = false);
+  Use begin_named_use(Segment& segment, NameLock& lock, bool is_readonly, bool is_last);
+  Ref<Array> named_array_on(Use use, bool is_readonly);
 
   static std::chrono::milliseconds sweep_in_mutex_owner() noexcept;
   static bool begin_sweep() noexcept;
@@ -195,6 +228,10 @@ class Segments {
   Segment* own_segment_of(const ArrayHandle& handle);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
 
+  // Opens the memory of a tensor pool whose file another process has given. Fails as Segment::open, and with
+  // kValue (it is another segment, or no tensor pool of this user).
+  Segment& add_pool(os::File file, const SegmentId& expected);
+
   bool end_unused_memory(tenon_device device);
 
   void before_fork() noexcept;
@@ -212,6 +249,8 @@ class Segments {
   OpenSegments open_;
   SegmentForks forks_;
   std::unique_ptr<TensorPools> tensor_pools_;
+  std::unique_ptr<PoolServers> pool_servers_;
+  std::unique_ptr<PoolLinks> pool_links_;
   bool has_cleaned_names_ = false;
   bool ends_memory_beside_ = false;  // a thread does
 };

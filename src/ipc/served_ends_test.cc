@@ -26,12 +26,7 @@ constexpr uint32_t kSlots = 4;
 class Served : public testing::Test {
  protected:
   Served() {
-    NamedArray bytes{};
-    bytes.code = TENON_UINT;
-    bytes.bits = 8;
-    bytes.lanes = 1;
-    bytes.ndim = 1;
-    bytes.shape[0] = 1;
+    const NamedArray bytes = one_byte();
     SegmentPlan plan;
     plan.blocks = 2;
     plan.array = &bytes;
@@ -40,8 +35,7 @@ class Served : public testing::Test {
     plan.data_nbytes = plan.feed_pages * kPage + kSlots * kPage;
     server_ = std::make_unique<StandIn>(plan);
     Segment& segment = server_->segment();
-    os::commit(segment.file(), segment.header().data_at, plan.feed_pages * kPage, "a feed");
-    publish(segment.control().has_state(), 1u);
+    begin_state(segment);
     state().noted = ServedState::kNoStates;
     ends().serve(server_->index());
   }

@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/os.h"
 #include "exec/cells_testing.h"
 #include "exec/engine.h"
 #include "ipc/peer_testing.h"
@@ -20,6 +21,23 @@
 #include "ipc/segment.h"
 
 namespace tenon::impl {
+
+// The array of a segment whose data a test does not look at.
+inline NamedArray one_byte() {
+  NamedArray array{};
+  array.code = TENON_UINT;
+  array.bits = 8;
+  array.lanes = 1;
+  array.ndim = 1;
+  array.shape[0] = 1;
+  return array;
+}
+
+// Of a channel or feed: its state has memory, and is zero.
+inline void begin_state(const Segment& segment) {
+  os::commit(segment.file(), segment.header().data_at, segment.data_nbytes(), "a state");
+  publish(segment.control().has_state(), 1U);
+}
 
 // One block in a stand-in, with the queue of its process.
 struct StandInBlock {

@@ -9,7 +9,9 @@
 #include "array/ownership.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "ipc/handle.h"
 #include "ipc/lazy_copy.h"
+#include "ipc/pool_links.h"
 #include "ipc/tensor_pools.h"
 
 namespace tenon::impl {
@@ -36,16 +38,16 @@ bool has_arrays_on(Segment& segment, uint32_t block, Access access) {
 
 void check_reachable(const MessageHead& message) {
   constexpr const char* kCannot = "the message cannot be opened: ";
-  if (message.boot != os::boot()) {
-    throw_error(Code::kNotFound, kCannot,
-                "it lies in the memory of another machine, or was lost at a restart of this one");
-  }
+  check_machine("the message cannot be opened: ", message.boot);
   if (message.user != os::user()) {
     throw_error(Code::kNotFound, kCannot, "it belongs to user ", message.user, ", this process to user ",
                 os::user());
   }
   if (message.pid_namespace != os::pid_namespace()) {
-    throw_error(Code::kNotFound, kCannot, "it was sent from another PID namespace (another container?)");
+    throw_error(
+        Code::kNotFound, kCannot,
+        "it was sent from another PID namespace (another container?): serve the pool at a socket, and "
+        "attach to it here (pool.serve, tn.attach_pool; tenon_tensor_pool_serve, tenon_pool_attach)");
   }
 }
 
@@ -75,6 +77,7 @@ TensorPools::Messages TensorPools::take_record(Own& own) {
   } else {
     if (own.ended.empty()) look_at(own, true);
     if (own.ended.empty()) {
+      note_refusal(own);
       throw_error(Code::kNoMemory, own.live.size(),
                   " messages of the tensor pool have not ended, which is their greatest number: let them be "
                   "opened, give them a time limit, or revoke them");
@@ -82,6 +85,7 @@ TensorPools::Messages TensorPools::take_record(Own& own) {
     taken.splice(taken.begin(), own.ended, own.ended.begin());
   }
   taken.front().segment = &own.segment;
+  taken.front().generation = 0;  // of no message, until it is sent
   return taken;
 }
 
@@ -181,6 +185,7 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
   facts.since_ns = now_ns();
   facts.until_ns = until(options.timeout_ns >= 0 ? options.timeout_ns : own.options.timeout_ns);
   facts.site = site;
+  facts.tag = live.tag;
   facts.sender = own.segment.sender();
   bool is_handed_over = facts.opens == 1;
   for (const Hold& hold : live.holds) {
@@ -198,6 +203,8 @@ size_t TensorPools::send(const TensorPool& pool, std::span<Array* const> arrays,
   live.has_opens = options.opens != 0;
   live.until_ns = facts.until_ns;
   live.generation = begin_message(own.segment.message(live.record), facts);
+  count(own.segment.pool_head().counts.sent);
+  count(own.segment.pool_head().counts.sent_nbytes, facts.nbytes);
   MessageHead head = own.head;
   head.record = live.record;
   head.generation = live.generation;
@@ -235,6 +242,21 @@ uint32_t TensorPools::revoke(const TensorPool& pool, const std::string& tag) {
   return n;
 }
 
+// Another process that lives has sent the message, which is live. If this process does not have the memory,
+// and the number of the sender is of other processes here, that is not known: true.
+bool TensorPools::is_of_another(const MessageHead& message) noexcept {
+  const Segment* const segment = segments_.open_.find(message.segment);
+  if (segment != nullptr && segment->is_tensor_pool() &&
+      message.record < segment->control().used_messages()) {
+    const MessageRecord& record = segment->control().message(message.record);
+    return status_of(record, message.generation) == MessageStatus::kLive &&
+           lives(segment->control(), look(record.sender));
+  }
+  const bool has_number = message.start != 0 && message.pid_namespace == os::pid_namespace_if_known();
+  const os::Process sender{message.pid, message.start};
+  return !has_number || !(sender == os::this_process() || os::has_ended(sender));
+}
+
 void TensorPools::revoke(std::span<const std::byte> bytes) {
   const MessageHead head = ReadMessage::head_of(bytes);
   const std::scoped_lock locked(segments_.lock_);
@@ -246,11 +268,11 @@ void TensorPools::revoke(std::span<const std::byte> bytes) {
   };
   const auto at = std::ranges::find_if(from, is_it);
   if (at == from.end()) {
-    const os::Process sender{head.pid, head.start};
     // One of a process that has ended was opened, or is not kept by this process.
-    if (own != nullptr || sender == os::this_process() || os::has_ended(sender)) return;
-    throw_error(Code::kValue, "process ", head.pid, " has sent this message, not this process, ",
-                os::this_process().pid);
+    if (own != nullptr || !is_of_another(head)) return;
+    const bool is_elsewhere = head.pid_namespace != os::pid_namespace_if_known();
+    throw_error(Code::kValue, "process ", head.pid, is_elsewhere ? " of another PID namespace" : "",
+                " has sent this message, not this process, ", os::this_process().pid);
   }
   Segment& segment = *at->segment;
   end_over(*at, now_ns());
@@ -291,7 +313,6 @@ uint32_t TensorPools::count_live() {
 class TensorPools::Opened {
  public:
   Opened(Segments& segments, const MessageHead& message) : message_(message) {
-    if (segments.open_.find(message.segment) == nullptr) check_reachable(message);
     pool_ = &reach(segments, message.segment, message.fd);
     if (message.record >= pool_->control().used_messages()) {
       throw_error(Code::kValue, "this is not a message of a tensor pool: it names the record ",
@@ -314,6 +335,7 @@ class TensorPools::Opened {
   Segment& reach(Segments& segments, const SegmentId& id, int fd) {
     OpenSegments::CloseUnused opened(segments.open_);
     try {
+      if (segments.open_.find(id) == nullptr) check_reachable(message_);
       Segment& segment = segments.reach(id, {message_.pid, message_.start}, fd, opened);
       if (!segment.is_tensor_pool()) {
         throw_error(Code::kValue, "this is not a message of a tensor pool: it names other shared memory");
@@ -322,9 +344,25 @@ class TensorPools::Opened {
       return segment;
     } catch (const Error& e) {
       if (e.code() != Code::kNotFound) throw;
-      // The pool of another process may have gone after the end of the message.
-      const MessageStatus now = pool_ != nullptr ? status() : MessageStatus::kSenderGone;
-      throw_gone(now != MessageStatus::kLive ? now : MessageStatus::kSenderGone, "message", message_.pid);
+      const Error why = why_not(segments, id, fd);
+      if (segments.pool_links_->is_empty()) throw Error(why);
+      throw Segments::Unreached{id, why};
+    }
+  }
+
+  // A segment of the message was not found.
+  Error why_not(Segments& segments, const SegmentId& id, int fd) const {
+    try {
+      // Of a message that has ended, nobody has to give another pool.
+      if (pool_ != nullptr && status() != MessageStatus::kLive) throw_gone(status(), "message", message_.pid);
+      if (segments.pool_links_->has_given(id))
+        throw_gone(MessageStatus::kSenderGone, "message", message_.pid);
+      check_reachable(message_);
+      if (const std::string why = os::why_hidden({message_.pid, message_.start}, fd); !why.empty())
+        return {Code::kNotFound, concat("the message cannot be opened: ", why)};
+      throw_gone(MessageStatus::kSenderGone, "message", message_.pid);
+    } catch (const Error& e) {
+      return e;
     }
   }
 
@@ -438,67 +476,71 @@ std::vector<Ref<Array>> TensorPools::try_open(const ReadMessage& message, bool i
 
 void TensorPools::key_of(std::span<const std::byte> bytes, std::byte* out) {
   const MessageHead head = ReadMessage::head_of(bytes);
-  const std::scoped_lock locked(segments_.lock_);
-  for (const auto& word : Opened(segments_, head).pool().pool_head().key) {
-    const uint64_t value = word.load(std::memory_order_relaxed);
-    std::memcpy(out, &value, sizeof value);
-    out += sizeof value;
-  }
+  Segments::open_patiently([&](bool) {
+    const std::scoped_lock locked(segments_.lock_);
+    std::byte* at = out;
+    for (const auto& word : Opened(segments_, head).pool().pool_head().key) {
+      const uint64_t value = word.load(std::memory_order_relaxed);
+      std::memcpy(at, &value, sizeof value);
+      at += sizeof value;
+    }
+  });
 }
 
 bool TensorPools::take_over(std::span<const std::byte> bytes, int64_t timeout_ns) {
   const ReadMessage message = ReadMessage::read(bytes);
-  return keep_patiently([&] { return try_take_over(message, timeout_ns); });
+  return keep_patiently([&] {
+    try {
+      return Segments::open_patiently([&](bool) { return try_take_over(message, timeout_ns); });
+    } catch (const Error& e) {
+      if (e.code() == Code::kGone) return Kept::kNo;
+      throw;
+    }
+  });
 }
 
 Kept TensorPools::try_take_over(const ReadMessage& message, int64_t timeout_ns) {
   const std::scoped_lock locked(segments_.lock_);
-  try {
-    const Opened opened(segments_, message);
-    if (opened.status() != MessageStatus::kLive) return Kept::kNo;
-    if (find_own(message.segment) != nullptr) return Kept::kYes;
-    for (Live& kept : kept_) {
-      const bool is_it = kept.segment == &opened.pool() && kept.record == message.record &&
-                         kept.generation == message.generation;
-      if (!is_it) continue;
-      kept.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
-      return Kept::kYes;
-    }
-    Participant& participant = opened.pool().participant();
-    if (participant.index() == Participant::kNone) opened.pool().throw_no_place();
-    Messages kept(1);
-    Live& live = kept.front();
-    live.segment = &opened.pool();
-    live.record = message.record;
-    live.generation = message.generation;
-    live.has_opens = true;
-    live.holds.reserve(message.all.size());
-    live.segment->begin_stay();  // for the record: the arrays may lie in other segments
-    Kept answer = Kept::kYes;
-    for (const ReadArray& array : message.all) {
-      Segment& segment = opened.of(array);
-      const Segment::Used used = segment.try_use(array.block, array.generation);
-      if (used == Segment::Used::kYes) {
-        live.holds.push_back({&segment, array.block});
-        continue;
-      }
-      answer = used == Segment::Used::kIsClosing ? Kept::kLater : Kept::kNo;
-      break;
-    }
-    live.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
-    if (answer == Kept::kYes) {
-      answer =
-          keep_message(opened.pool().control(), opened.record(), message.generation, participant.index());
-    }
-    if (answer != Kept::kYes) {
-      finish(kept, kept.begin(), nullptr);
-      return answer;
-    }
-    kept_.splice(kept_.end(), kept);
-  } catch (const Error& e) {
-    if (e.code() == Code::kGone) return Kept::kNo;
-    throw;
+  const Opened opened(segments_, message);
+  if (opened.status() != MessageStatus::kLive) return Kept::kNo;
+  if (find_own(message.segment) != nullptr) return Kept::kYes;
+  for (Live& kept : kept_) {
+    const bool is_it = kept.segment == &opened.pool() && kept.record == message.record &&
+                       kept.generation == message.generation;
+    if (!is_it) continue;
+    kept.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
+    return Kept::kYes;
   }
+  Participant& participant = opened.pool().participant();
+  if (participant.index() == Participant::kNone) opened.pool().throw_no_place();
+  Messages kept(1);
+  Live& live = kept.front();
+  live.segment = &opened.pool();
+  live.record = message.record;
+  live.generation = message.generation;
+  live.has_opens = true;
+  live.holds.reserve(message.all.size());
+  live.segment->begin_stay();  // for the record: the arrays may lie in other segments
+  Kept answer = Kept::kYes;
+  for (const ReadArray& array : message.all) {
+    Segment& segment = opened.of(array);
+    const Segment::Used used = segment.try_use(array.block, array.generation);
+    if (used == Segment::Used::kYes) {
+      live.holds.push_back({&segment, array.block});
+      continue;
+    }
+    answer = used == Segment::Used::kIsClosing ? Kept::kLater : Kept::kNo;
+    break;
+  }
+  live.until_ns = earlier(until(timeout_ns), opened.record().until_ns.load(std::memory_order_relaxed));
+  if (answer == Kept::kYes) {
+    answer = keep_message(opened.pool().control(), opened.record(), message.generation, participant.index());
+  }
+  if (answer != Kept::kYes) {
+    finish(kept, kept.begin(), nullptr);
+    return answer;
+  }
+  kept_.splice(kept_.end(), kept);
   segments_.schedule_sweep();
   return Kept::kYes;
 }

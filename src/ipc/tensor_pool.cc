@@ -60,6 +60,11 @@ TensorPoolStats TensorPool::stats() {
   return TensorPools::instance().stats(*this);
 }
 
+void TensorPool::note(const TensorPoolNotes& notes) {
+  check_process();
+  TensorPools::instance().note(*this, notes);
+}
+
 size_t most_nbytes_of_message(std::span<Array* const> arrays) noexcept {
   size_t nbytes = sizeof(MessageHead);
   for (const Array* array : arrays) {

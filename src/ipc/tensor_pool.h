@@ -27,6 +27,7 @@ struct TensorPoolOptions {
   uint64_t idle_nbytes = 0;
   int64_t timeout_ns = -1;  // of messages; < 0: none
   bool is_pinned = false;
+  bool notes_refusals = false;  // its caller tries again by itself, and notes what it refuses
 };
 
 struct SendOptions {
@@ -44,6 +45,23 @@ struct TensorPoolStats {
   uint64_t committed_nbytes = 0;
   uint32_t messages = 0;
   uint32_t waiting = 0;
+  uint32_t processes = 0;  // that use a block, or are forked children that will
+  uint64_t unopened = 0;   // messages that no process has opened
+  uint64_t unopened_nbytes = 0;
+  uint64_t held = 0;  // blocks that other processes use
+  uint64_t held_nbytes = 0;
+  // As PoolCounts.
+  uint64_t sent = 0, sent_nbytes = 0;
+  uint64_t opened = 0, expired = 0, revoked = 0, receivers_gone = 0;
+  uint64_t inlined = 0, inlined_nbytes = 0;
+  uint64_t refused = 0;
+  uint64_t waits = 0, waited_ns = 0;
+};
+
+// What the caller of a pool counts itself.
+struct TensorPoolNotes {
+  uint64_t refused = 0;
+  uint64_t inlined = 0, inlined_nbytes = 0;
 };
 
 // Counted. Threads: any. In a forked child, every function fails with kValue. After the last release, the
@@ -62,7 +80,11 @@ class TensorPool {
   uint32_t revoke(const std::string& tag);
   void key(std::byte* out);
   TensorPoolStats stats();
+  void note(const TensorPoolNotes& notes);
   const TensorPoolOptions& options() const noexcept { return options_; }
+  const SegmentId& id() const noexcept { return id_; }
+  // Fails with kValue in a forked child.
+  void check_process() const;
 
   void retain() noexcept { refs_.increment(); }
   void release() noexcept;
@@ -70,7 +92,6 @@ class TensorPool {
  private:
   friend class TensorPools;
   TensorPool(const SegmentId& id, const TensorPoolOptions& options) : id_(id), options_(options) {}
-  void check_process() const;
 
   const SegmentId id_;
   const TensorPoolOptions options_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <bitset>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -97,6 +98,15 @@ TensorPools::Own* TensorPools::find_own(const SegmentId& id) noexcept {
   return at != own_.end() ? at->second.get() : nullptr;
 }
 
+bool TensorPools::needs(const SegmentId& pool, const SegmentId& segment) noexcept {
+  const Own* const own = find_own(pool);
+  if (own == nullptr) return false;
+  const auto is_in_it = [&](const Hold& hold) { return hold.segment->header().id == segment; };
+  return pool == segment || std::ranges::any_of(own->live, [&](const Live& live) {
+           return std::ranges::any_of(live.holds, is_in_it);
+         });
+}
+
 // A pool that exists has its own_, unless the process was forked meanwhile.
 TensorPools::Own& TensorPools::own_of(const TensorPool& pool) {
   Own* const own = find_own(pool.id_);
@@ -126,7 +136,53 @@ TensorPoolStats TensorPools::stats(const TensorPool& pool) {
   stats.committed_nbytes = own.allocator.committed_nbytes();
   stats.messages = static_cast<uint32_t>(own.live.size());
   stats.waiting = own.waiting;
+  for (const Live& live : own.live) {
+    const MessageRecord& record = own.segment.message(live.record);
+    if (MessageWord::is_opened(look(record.word))) continue;
+    ++stats.unopened;
+    stats.unopened_nbytes += record.nbytes.load(std::memory_order_relaxed);
+  }
+  const uint32_t self = own.segment.participant().index();
+  std::bitset<kParticipants> users;
+  own.allocator.visit_used([&](uint32_t b) {
+    const Block& block = own.segment.block(b);
+    bool is_held = false;
+    visit_bits(block.users, [&](uint32_t p) {
+      users.set(p);
+      is_held |= p != self;
+    });
+    if (!is_held) return;
+    ++stats.held;
+    stats.held_nbytes += block.nbytes.load(std::memory_order_relaxed);
+  });
+  stats.processes = static_cast<uint32_t>(users.count());
+  const PoolCounts& counts = own.segment.pool_head().counts;
+  const auto value = [](const std::atomic<uint64_t>& word) { return word.load(std::memory_order_relaxed); };
+  stats.sent = value(counts.sent);
+  stats.sent_nbytes = value(counts.sent_nbytes);
+  stats.opened = value(counts.opened);
+  stats.expired = value(counts.expired);
+  stats.revoked = value(counts.revoked);
+  stats.receivers_gone = value(counts.receivers_gone);
+  stats.inlined = value(counts.inlined);
+  stats.inlined_nbytes = value(counts.inlined_nbytes);
+  stats.refused = value(counts.refused);
+  stats.waits = value(counts.waits);
+  stats.waited_ns = value(counts.waited_ns);
   return stats;
+}
+
+void TensorPools::note(const TensorPool& pool, const TensorPoolNotes& notes) {
+  const std::scoped_lock locked(segments_.lock_);
+  PoolCounts& counts = own_of(pool).segment.pool_head().counts;
+  count(counts.refused, notes.refused);
+  count(counts.inlined, notes.inlined);
+  count(counts.inlined_nbytes, notes.inlined_nbytes);
+}
+
+// A call fails because there is no room.
+void TensorPools::note_refusal(Own& own) noexcept {
+  if (!own.options.notes_refusals) count(own.segment.pool_head().counts.refused);
 }
 
 // ------------------------------------------------------------------------------------------- memory
@@ -144,6 +200,9 @@ class TensorPools::Wait {
   ~Wait() {
     const std::scoped_lock locked(pools_.segments_.lock_);
     --own_.waiting;
+    PoolCounts& counts = own_.segment.pool_head().counts;
+    count(counts.waits);
+    count(counts.waited_ns, static_cast<uint64_t>(now_ns() - since_ns_));
     own_.segment.end_wait(own_.segment.pool_head().room);
   }
   // signals: of the event, before the last look.
@@ -157,6 +216,7 @@ class TensorPools::Wait {
  private:
   TensorPools& pools_;
   Own& own_;
+  const int64_t since_ns_ = now_ns();
   Waiter waiter_;
 };
 
@@ -179,7 +239,10 @@ Ref<Array> TensorPools::empty(TensorPool& pool, DType dtype, Dims shape, int64_t
       own = &own_of(pool);
       signals = look(own->segment.pool_head().room.signals);
       made = try_empty(*own, dtype, shape, nbytes, wait.has_value());
-      if (!made && (timeout_ns == 0 || (wait && deadline.has_passed()))) why = full_text(*own, nbytes);
+      if (!made && (timeout_ns == 0 || (wait && deadline.has_passed()))) {
+        why = full_text(*own, nbytes);
+        note_refusal(*own);
+      }
     }
     if (made) {
       pin(*made);
@@ -268,8 +331,11 @@ std::string TensorPools::full_text(Own& own, uint64_t nbytes) const {
   std::ranges::sort(most, [](const auto& a, const auto& b) { return a.second.second > b.second.second; });
   for (size_t i = 0; i < std::min(most.size(), kMostHolders); ++i) {
     const Place& place = control.place(most[i].first);
+    const bool is_elsewhere =
+        place.pid_namespace.load(std::memory_order_relaxed) != os::pid_namespace_if_known();
     text += concat(i == 0 ? "; by process " : ", by process ", place.pid.load(std::memory_order_relaxed),
-                   " (", command_of(place), ") ", most[i].second.second, " bytes in ", most[i].second.first);
+                   " (", command_of(place), is_elsewhere ? ", in another PID namespace) " : ") ",
+                   most[i].second.second, " bytes in ", most[i].second.first);
   }
   text += device::SubmittedWork::instance().describe();
   if (!own.live.empty()) text += concat("; ", own.live.size(), " messages have not ended, the oldest:");
@@ -347,6 +413,15 @@ void TensorPools::finish(Messages& from, Messages::iterator at, Messages* ended)
     segments_.open_.note_left(at->segment->header().id, 0);
     from.erase(at);
     return;
+  }
+  // Of a message that was not sent, the record has another generation.
+  PoolCounts& counts = at->segment->pool_head().counts;
+  switch (status_of(at->segment->message(at->record), at->generation)) {
+    case MessageStatus::kOpened: count(counts.opened); break;
+    case MessageStatus::kExpired: count(counts.expired); break;
+    case MessageStatus::kRevoked: count(counts.revoked); break;
+    case MessageStatus::kReceiversGone: count(counts.receivers_gone); break;
+    default: break;
   }
   at->holds = {};
   at->receivers = {};

@@ -37,6 +37,7 @@ class TensorPools {
   uint32_t revoke(const TensorPool& pool, const std::string& tag);
   void key_of(const TensorPool& pool, std::byte* out);
   TensorPoolStats stats(const TensorPool& pool);
+  void note(const TensorPool& pool, const TensorPoolNotes& notes);
   std::vector<Ref<Array>> open(std::span<const std::byte> bytes, bool is_readonly);
   // Of an array of a pool whose pages are pinned: pins them in this process. Calls the driver, and locks
   // nothing during that. Fails as PinnedPages.
@@ -52,9 +53,13 @@ class TensorPools {
 
   // This process has opened a message, or a handle whose opens are counted.
   bool has_opened(const Segment& segment, const MessageId& message) const noexcept;
+  bool is_of_another(const MessageHead& message) noexcept;
   // Counts the open of one that exists, unless this process has opened it before. kLive, or why it has ended.
   // Requires that this process uses the blocks.
   MessageStatus count_open(Segment& segment, const MessageId& message);
+
+  // Of a pool of this process: processes that receive its messages need this segment. Requires the lock.
+  bool needs(const SegmentId& pool, const SegmentId& segment) noexcept;
 
   // Ends what has reached its limits, and returns memory. True: it must be called again later.
   bool sweep() noexcept;
@@ -100,6 +105,7 @@ class TensorPools {
   class Opened;
 
   Own& own_of(const TensorPool& pool);
+  static void note_refusal(Own& own) noexcept;
   Own* find_own(const SegmentId& id) noexcept;
   AllocatedBlock allocate(Own& own, uint64_t nbytes, bool is_thorough);
   Ref<Array> try_empty(Own& own, DType dtype, Dims shape, uint64_t nbytes, bool is_thorough);

@@ -71,11 +71,12 @@ Ref<Storage> KnownMemory::add_lost(const Memory& memory) {
   return storage;
 }
 
-void KnownMemory::end_parts(Storage& whole, Deleter deleter) noexcept {
+bool KnownMemory::end_parts(Storage& whole, Deleter deleter, bool unless_used) noexcept {
   const Section section(*this);
   sweep();
   Region* const region = &whole.region();
   const std::scoped_lock queue(region->lock);
+  if (unless_used && region->is_used(whole.extent())) return false;
   Storage* next = nullptr;
   for (Storage* s = region->storages_; s != nullptr; s = next) {
     next = s->next_on_region_;
@@ -85,6 +86,7 @@ void KnownMemory::end_parts(Storage& whole, Deleter deleter) noexcept {
     unlink_from(s, region);
     link(s, &sent_);
   }
+  return true;
 }
 
 Ref<Storage> KnownMemory::add_unchecked(Storage& of) {

@@ -36,7 +36,7 @@ class KnownMemory {
 
   // See Storage::adopt_part and end_parts.
   Ref<Storage> add_part(Storage& whole, const Memory& memory);
-  void end_parts(Storage& whole, Deleter deleter) noexcept;
+  bool end_parts(Storage& whole, Deleter deleter, bool unless_used) noexcept;
   // See Storage::lost.
   Ref<Storage> add_lost(const Memory& memory);
 

@@ -147,8 +147,8 @@ Ref<Storage> Storage::adopt_part(Storage& whole, const Memory& memory) {
   return KnownMemory::instance().add_part(whole, memory);
 }
 
-void Storage::end_parts(Storage& whole, Deleter deleter) noexcept {
-  KnownMemory::instance().end_parts(whole, deleter);
+bool Storage::end_parts(Storage& whole, Deleter deleter, bool unless_used) noexcept {
+  return KnownMemory::instance().end_parts(whole, deleter, unless_used);
 }
 
 Ref<Storage> Storage::lost(size_t nbytes, void* owner, Deleter deleter, tenon_device device) {

@@ -55,7 +55,8 @@ class Storage {
   // A storage of so many bytes that has no memory. Each use is refused (Reason::kMoved). moved_at() is "".
   static Ref<Storage> lost(size_t nbytes, void* owner, Deleter deleter, tenon_device device);
   // Refuses all later uses of the parts of these bytes that have this deleter (Reason::kNotHeld).
-  static void end_parts(Storage& whole, Deleter deleter) noexcept;
+  // unless_used: false, and nothing has changed, if a request or a view uses them.
+  static bool end_parts(Storage& whole, Deleter deleter, bool unless_used = false) noexcept;
   // Whether a request or a view uses its bytes.
   bool is_used() noexcept;
 

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE /* memfd_create */
 #endif
 #include <poll.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -243,15 +244,24 @@ static void check_channels(void) {
   tenon_item *item = NULL, *received = NULL;
   tenon_array *memory = NULL, *x = NULL;
   tenon_view view = TENON_VIEW_INIT;
-  tenon_channel_statistics now = {sizeof now, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  tenon_channel_statistics now;
+  memset(&now, 0, sizeof now);
+  now.struct_size = sizeof now;
   CHECK(tenon_channel_create(2, fields, &options, NULL, &channel, &error) == TENON_OK);
   CHECK(tenon_channel_describe(channel).slots == 2 && tenon_channel_field_count(channel) == 2);
   CHECK(strcmp(tenon_channel_field(channel, 1).name, "k") == 0);
   memory = tenon_channel_memory(channel);
   CHECK(tenon_channel_open(memory, &again, &error) == TENON_OK);
+  tenon_channel_release(again);
+  CHECK(tenon_channel_open_as(memory, 1u << 31, &again, &error) == TENON_ERR_VALUE);
+  CHECK(tenon_channel_open_as(memory, TENON_AWAIT_PRODUCERS, &again, &error) == TENON_OK);
   CHECK(tenon_channel_join(again, &error) == TENON_OK);
   CHECK(tenon_channel_receive(again, 0, NULL, &received, &error) == TENON_ERR_TIMEOUT);
   CHECK(tenon_channel_wait(again, 1000000, &error) == TENON_ERR_TIMEOUT);
+  CHECK(tenon_channel_loan(channel, 0, NULL, &item, &error) == TENON_OK);
+  CHECK(tenon_item_drop(item, &error) == TENON_OK);
+  CHECK(tenon_item_drop(item, &error) == TENON_ERR_VALUE);
+  tenon_item_release(item);
   CHECK(tenon_channel_loan(channel, 0, NULL, &item, &error) == TENON_OK);
   CHECK(tenon_item_sequence(item) == 0);
   CHECK(tenon_item_array(item, 0, &x, &error) == TENON_OK);
@@ -276,6 +286,18 @@ static void check_channels(void) {
   CHECK(((const float*)tenon_array_describe(x)->data)[3] == 3.5f);
   tenon_channel_statistics_get(channel, &now);
   CHECK(now.sent == 1 && now.received == 1 && now.in_use == 1);
+  CHECK(now.nbytes > 0 && now.used_nbytes > 0 && now.committed_nbytes >= now.used_nbytes);
+  CHECK(now.largest_sent_nbytes > 0 && now.refused == 0);
+  now.struct_size = (uint32_t)offsetof(tenon_channel_statistics, refused); /* of a client of ABI 0.6 */
+  now.refused = 17;
+  now.sent = 0;
+  tenon_channel_statistics_get(channel, &now);
+  CHECK(now.sent == 1 && now.refused == 17);
+  now.struct_size -= 1;
+  now.sent = 17;
+  tenon_channel_statistics_get(channel, &now);
+  CHECK(now.sent == 17);
+  now.struct_size = sizeof now;
   tenon_array_release(x);
   tenon_channel_statistics_get(channel, &now);
   CHECK(now.in_use == 0);
@@ -289,6 +311,34 @@ static void check_channels(void) {
   tenon_channel_release(again);
   tenon_channel_release(channel);
   tenon_array_release(memory);
+}
+
+static void check_channels_of_bytes(void) {
+  const tenon_channel_options options = {sizeof options, 4, TENON_CHANNEL_QUEUE, TENON_WHEN_FULL_WAIT};
+  tenon_error error = TENON_ERROR_INIT;
+  tenon_channel* channel = NULL;
+  tenon_item *item = NULL, *received = NULL;
+  tenon_array* bytes = NULL;
+  uint64_t largest = 0;
+  CHECK(tenon_channel_create_bytes(&options, 0, 0, NULL, &channel, &error) == TENON_ERR_VALUE);
+  CHECK(tenon_channel_create_bytes(&options, 1 << 20, 1 << 19, NULL, &channel, &error) == TENON_OK);
+  CHECK(tenon_channel_nbytes(channel, &largest) == 1 << 20 && largest == 1 << 19);
+  CHECK(tenon_channel_loan_bytes(channel, (1 << 19) + 1, 0, NULL, &item, &error) == TENON_ERR_VALUE);
+  CHECK(tenon_channel_loan_bytes(channel, 100, 0, NULL, &item, &error) == TENON_OK);
+  CHECK(tenon_item_set_nbytes(item, 100000, &error) == TENON_OK);
+  CHECK(tenon_item_array(item, 0, &bytes, &error) == TENON_OK);
+  memset(tenon_array_describe(bytes)->data, 7, 100000);
+  tenon_array_release(bytes);
+  CHECK(tenon_item_send(item, &error) == TENON_OK);
+  CHECK(tenon_item_set_nbytes(item, 1, &error) == TENON_ERR_VALUE);
+  tenon_item_release(item);
+  CHECK(tenon_channel_receive(channel, 0, NULL, &received, &error) == TENON_OK);
+  CHECK(tenon_item_array(received, 0, &bytes, &error) == TENON_OK);
+  tenon_item_release(received);
+  CHECK(tenon_array_describe(bytes)->nbytes == 100000);
+  CHECK(((const char*)tenon_array_describe(bytes)->data)[99999] == 7);
+  tenon_array_release(bytes);
+  tenon_channel_release(channel);
 }
 
 static void check_observers(void) {
@@ -395,6 +445,7 @@ void client_share(void) {
   check_observers();
   check_lazy_copies();
   check_channels();
+  check_channels_of_bytes();
   check_descriptors();
   check_arenas();
   check_handles();

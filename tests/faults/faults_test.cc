@@ -554,6 +554,7 @@ constexpr Case kCases[] = {
     {"UseArena", use_arena},
     {"RunFeed", run_feed},
     {"ServeFeed", [](const Neighbour::Told&) { tenon::faults::serve_feed(); }},
+    {"ServePool", [](const Neighbour::Told&) { tenon::faults::serve_pool(); }},
     {"TraceSession", trace_session},
     {"DescribeAndCollect", describe_and_collect},
 };

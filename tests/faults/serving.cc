@@ -11,6 +11,7 @@
 
 #include "faults.h"
 #include "tenon/feed.hpp"
+#include "tenon/pool.hpp"
 
 namespace tenon::faults {
 namespace {
@@ -82,6 +83,17 @@ void serve_feed() {
     wait_for(feed.get(), TENON_SERVE_EPOCH_ENDED);
     tenon_feed_serve_end(feed.get());
   }
+}
+
+void serve_pool() {
+  const std::string path = "/tmp/tenon-test-" + std::to_string(getpid()) + ".socket";
+  const api::TensorPool pool = api::TensorPool::create(1 << 20);
+  {
+    const api::PoolServer server = pool.serve(path);
+    const api::PoolLink link = api::PoolLink::attach(path);
+    link.offer(pool);
+  }
+  (void)unlink(path.c_str());  // if the server could not: the next one would replace it
 }
 
 }  // namespace tenon::faults

@@ -17,13 +17,15 @@
 // variant: QUEUE holds
 // variant: CROWD holds soak
 // variant: BROADCAST holds
+// variant: VIEWER holds soak
 // variant: LATEST holds
 // variant: READERS holds soak
 // variant: REBORN holds
 // variant: STOPPED holds
 //
 // QUEUE has a producer and two consumers, CROWD two producers and a consumer. READERS is LATEST with two
-// consumers. In STOPPED no process dies, and one stops at any step.
+// consumers. VIEWER is BROADCAST where one of the consumers receives the newest item, and no producer waits
+// for it. In STOPPED no process dies, and one stops at any step.
 //
 // NUMBER_LATE has nobody help: the items behind that of a stopped producer are not received.
 // variant: NUMBER_LATE refuted assertion
@@ -68,7 +70,7 @@
 #if defined(LOOK_FIRST) || defined(CLAIM_ONCE) || defined(READERS)
 #define LATEST
 #endif
-#if defined(FLOOR_ONCE) || defined(BIT_FIRST) || defined(CLAIM_LOST)
+#if defined(FLOOR_ONCE) || defined(BIT_FIRST) || defined(CLAIM_LOST) || defined(VIEWER)
 #define BROADCAST
 #endif
 #if defined(LATEST) || defined(BROADCAST)
@@ -181,7 +183,13 @@ byte value_of[N];            // STOPPED: of a producer that has sent it
 #ifdef BROADCAST
 #define LEAST(a, b) ((a) < (b) -> (a) : (b))
 #define CURSOR(c) ((roles & LIVING & BIT(c)) -> cursor[c] : 200)
+#ifdef VIEWER
+#define IS_VIEWER(p) ((p) == 2)
+#define FLOOR LEAST(last_received, CURSOR(1))
+#else
+#define IS_VIEWER(p) false
 #define FLOOR LEAST(last_received, LEAST(CURSOR(1), CURSOR(2)))
+#endif
 #elif defined(LATEST)
 #define FLOOR (given > 0 -> given - 1 : 0)
 #else
@@ -586,6 +594,8 @@ inline receive() {
      if :: k <= seen -> break :: else fi;
 #ifdef LATEST
      n = k;
+#elif defined(VIEWER)
+     n = (IS_VIEWER(p) -> k : seen + 1);
 #else
      n = seen + 1;
 #endif
@@ -605,13 +615,16 @@ inline receive() {
         :: else ->
            STEP(bits[SLOT(k)] = bits[SLOT(k)] & ~BIT(p));
 #ifdef BROADCAST
-           // Its claimer sees the cursor, gives the item back, and signals it
-           assert(KIND(w) == CLAIMED);
-           break
+           // Its claimer sees the cursor, gives the item back, and signals it. For a viewer it may be gone.
+           assert(KIND(w) == CLAIMED || IS_VIEWER(p));
+           if
+           :: KIND(w) == CLAIMED && NUMBER(w) == n -> break
+           :: else
+           fi
 #endif
         fi;
         w = 0
-#ifdef LATEST
+#if defined(LATEST) || defined(VIEWER)
      :: else  // a newer one has its entry
 #endif
      fi
@@ -652,8 +665,12 @@ again:
 #else
   assert(data[s] == n);
 #ifdef BROADCAST
-  STEP(cursor[p] = n);
-  STEP(last_received = (last_received < n -> n : last_received));
+  if
+  :: IS_VIEWER(p)
+  :: else ->
+     STEP(cursor[p] = n);
+     STEP(last_received = (last_received < n -> n : last_received))
+  fi;
 #endif
   seen = n;
 #endif
@@ -760,8 +777,10 @@ init {
   :: who_stops < 2 -> is_done[1 - who_stops]; assert((got & BIT(value_of[1 - who_stops])) != 0)
   fi;
 #else
-  // Without a living consumer a producer may wait for room.
-#if CONSUMERS == 2
+  // Without a living consumer a producer may wait for room, and a viewer for the producer.
+#ifdef VIEWER
+  (ENDED(0) || !alive[1]) && ENDED(1) && (ENDED(2) || !ENDED(0));
+#elif CONSUMERS == 2
   (ENDED(0) || !(alive[1] || alive[2])) && ENDED(1) && ENDED(2);
 #elif PRODUCERS == 2
   ((ENDED(0) && ENDED(1)) || !alive[2]) && ENDED(2);

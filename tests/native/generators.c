@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <time.h>
 
 enum { COLUMNS = 8 };
@@ -122,6 +123,18 @@ double half(float x) { return x / 2.0; }
 int8_t narrow(int8_t x) { return x; }
 uint16_t wide(uint16_t x) { return x; }
 int64_t is_null(const void* p) { return p == NULL; }
+typedef struct {
+  int64_t steps;
+} counter_t;
+uint64_t make_counter(void) { return (uint64_t)(uintptr_t)calloc(1, sizeof(counter_t)); }
+void free_counter(counter_t* counter) { free(counter); }
+int count_up(counter_t* counter, float* data, size_t n) {
+  counter->steps++;
+  for (size_t i = 0; i < n; ++i) data[i] = (float)counter->steps;
+  return 0;
+}
+int64_t steps_of(const counter_t* counter) { return counter->steps; }
+
 int64_t sum_bytes(const char* bytes, size_t n) {
   int64_t sum = 0;
   for (size_t i = 0; i < n; ++i) sum += (unsigned char)bytes[i];

@@ -583,6 +583,12 @@ def test_every_advice_for_an_array_that_a_native_function_is_to_write_works(name
     assert any("mode='move'" in way for way in ways) == is_movable
     for way in ways:
         [code] = re.findall(r"`([^`]+)`", way)
+        if way.startswith("call it without a push"):
+            assert code == "scale(...)"
+            scene = run(f"{source}\nPUSH", "op = scale(tn.full((4,), 3.0), x, 4, 2.0)", monkeypatch)
+            assert scene.x.tolist() == [6] * 4
+            drop(scene)
+            continue
         if way.startswith("promise with"):
             scene = run(f"{source}\nPUSH", f"{push[:-1]}, {code})", monkeypatch)
         else:

@@ -88,7 +88,7 @@ def test_the_script_is_installed_beside_python():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [(), ("config",), ("bake",), ("demo", "--workers", "0"), ("demo", "--framework", "x")]
+    "arguments", [(), ("config", "--x"), ("bake",), ("demo", "--workers", "0"), ("demo", "--framework", "x")]
 )
 def test_what_is_not_understood_is_status_2(arguments):
     assert "usage: tenon" in tenon(*arguments, code=2).stderr

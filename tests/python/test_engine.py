@@ -347,7 +347,9 @@ def test_a_native_body_reads_a_numpy_array_which_is_read_only_meanwhile(engine):
     x, result = np.ones(4, "f4"), tn.zeros(4)
     tn.push(scale, x, result, 4, 2.0).wait()
     assert result.tolist() == [2.0] * 4
-    with pytest.raises(tn.LeaseConflict, match=r"To go on: pass an NDArray .*mode='move'"):
+    with pytest.raises(
+        tn.LeaseConflict, match=r"To go on: call it without a push .* pass an NDArray .*mode='move'"
+    ):
         tn.push(scale, result, x, 4, 1.0)
     tn.push(scale, result, x, 4, 3.0, on_conflict="ignore").wait()
     assert x.tolist() == [6.0] * 4

@@ -258,8 +258,8 @@ OTHERS = {
     ),
     "a view of a shared array": (
         lambda: np.asarray(shared()),
-        "take it inside of `with a.read():` or `with a.write():`, or while a.lease() holds; np.array(a) and "
-        "a.copy() copy it",
+        "take it inside of `with a.read():` or `with a.write():`, or while a.lease() holds; a.copy() and "
+        "np.array(a) copy it",
         [
             lambda: in_a_block(shared().read()),
             lambda: in_a_block(shared().write()),

@@ -204,6 +204,99 @@ def test_a_wrong_constant_is_an_error_at_once(constant, error, message):
         native(SCALE, **constant)
 
 
+@pytest.mark.parametrize("what", ["rows", "size"])
+def test_a_length_is_bound_to_the_first_array(what):
+    scale = native(SCALE, n=what, factor=2)
+    source = np.arange(6, dtype="f4").reshape(3, 2)
+    n = 3 if what == "rows" else 6
+    for kind in (np.zeros(6, "f4"), tn.zeros(6), array.array("f", [0] * 6)):
+        scale(source, kind)
+        assert list(kind) == [0, 2, 4, 6, 8, 10][:n] + [0] * (6 - n)
+    destination = np.zeros(6, "f4")
+    scale(source, destination, n=1)
+    scale(source=source, destination=destination, factor=3)
+    assert destination[n - 1] == 3 * (n - 1)
+    with pytest.raises(TypeError, match=rf"'n' of 'scale' is the {what} of the first array, .* has none"):
+        scale(None, None)
+    a, b = tn.array(source), tn.zeros(6)
+    tn.push(scale, a, tn.overwrite(b)).wait()
+    assert b.tolist() == [0, 2, 4, 6, 8, 10][:n] + [0] * (6 - n)
+
+
+def test_the_length_of_nothing_with_axes_is_1():
+    scale = native(SCALE, n="rows", factor=1)
+    destination = np.zeros((), "f4")
+    scale(np.ones((), "f4"), destination)
+    assert destination == 1
+
+
+def test_a_feed_binds_n_itself():
+    prototype = "int fill(float *data, int64_t *label, size_t n, uint64_t index, uint64_t epoch)"
+    fill = native(prototype, n="rows", threadsafe=True)
+    with tn.Feed(fill, {"data": ("f4", (4, 8)), "label": ("i8", 4)}, batches=2) as feed:
+        assert [batch.label.tolist() for batch in feed][1] == [100, 101, 102, 103]
+    with pytest.raises(ValueError, match="'n' of 'fill' is 'size': a feed has a length only"):
+        tn.Feed(native(prototype, n="size"), {"data": ("f4", (4, 8)), "label": ("i8", 4)})
+
+
+def test_a_handle_is_an_address():
+    make = native("uint64_t make_counter(void)", threadsafe=True)
+    count = native("int count_up(counter_t *counter, float *data, size_t n)", n="size")
+    steps = native("int64_t steps_of(const struct counter *counter)")
+    free = native("void free_counter(void *counter)")
+    address = make()
+    data = np.zeros(2, "f4")
+
+    class Counter(ctypes.Structure):
+        _fields_ = [("steps", ctypes.c_int64)]
+
+    pointer = ctypes.cast(address, ctypes.POINTER(Counter))
+    for k, handle in enumerate([address, ctypes.c_void_p(address), pointer]):
+        count(handle, data)
+        assert data.tolist() == [k + 1] * 2 and steps(handle) == k + 1
+    tn.push(count, address, tn.write(tn.zeros(3))).wait()
+    assert steps(address) == pointer.contents.steps == 4
+    counted = tn.c_function(
+        native_library.generators(),
+        "int count_up(counter_t *counter, float *data, size_t n)",
+        counter=ctypes.c_void_p(address),
+    )
+    with tn.Feed(counted, {"data": ("f4", 3)}, batches=2) as feed:
+        assert [batch.data.tolist() for batch in feed] == [[5] * 3, [6] * 3]
+    for wrong in (data, b"abc", "abc", 1.5, True):
+        with pytest.raises(
+            TypeError, match=r"'counter' .* takes an address, as an int or a pointer of ctypes"
+        ):
+            count(wrong, data)
+    for wrong in (2**64, -(2**64)):
+        with pytest.raises(OverflowError, match="no address"):
+            steps(wrong)
+    is_null = native("int64_t is_null(const thing *p)")
+    assert is_null(None) == is_null(0) == is_null(ctypes.c_void_p()) == 1 and is_null(address) == 0
+    with pytest.raises(TypeError, match="takes an address"):
+        tn.Feed(native("int fill(field_t *data)"), {"data": ("f4", 3)})
+    free(address)
+
+
+def test_a_parameter_that_is_not_bound_says_how_to_bind_it():
+    with pytest.raises(
+        ValueError, match=r"'factor' .* is not bound: .* tn\.c_function\(\.\.\., factor=value"
+    ):
+        tn.Feed(native(SCALE, source=np.zeros(3, "f4")), {"destination": ("f4", 3)})
+
+
+def test_a_library_of_the_current_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "libsim.so").touch()
+    for name in ("libsim.so", "libsim", "sim"):
+        with pytest.raises(
+            FileNotFoundError, match=r"the current folder has that file: write './libsim\.so'"
+        ):
+            tn.c_function(name, "int f(void)")
+    with pytest.raises(FileNotFoundError, match=r"write a path with a slash for a file"):
+        tn.c_function("libother.so", "int f(void)")
+
+
 def test_what_is_missing_is_named():
     library = native_library.generators()
     with pytest.raises(FileNotFoundError, match=r"cannot load library './none\.so': .*No such file"):

@@ -512,7 +512,7 @@ def test_a_dict_is_taken_where_a_schema_is():
 @pytest.mark.parametrize(
     ("fields", "error", "text"),
     [
-        (None, TypeError, "is None: it must be a mapping of names"),
+        (None, TypeError, "is None: it must be a mapping of names|schema and nbytes are None"),
         ([("x", "f4")], TypeError, "it must be a mapping of names"),
         ({1: ("f4", (3,))}, TypeError, "names must be str"),
         ({"x": "f4"}, TypeError, r"field 'x' of .* is 'f4': it must be \(dtype, shape\)"),

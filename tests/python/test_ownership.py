@@ -597,7 +597,106 @@ def test_repr_never_waits_and_says_why_there_are_no_elements():
         raise RuntimeError("no")
 
     tn.push(broken, tn.write(a)).exception()
-    assert repr(a) == "<tenon.NDArray of shape (3,), dtype=float32, failed: op 'broken'>"
+    assert repr(a) == (
+        "<tenon.NDArray of shape (3,), dtype=float32, failed: op 'broken': a[...] = x overwrites it, "
+        "a.clear_error() takes the elements as they are>"
+    )
     a[...] = 0
     with pytest.raises(ExceptionGroup):
         tn.waitall()
+
+
+@pytest.mark.parametrize("mode", ["readonly", "writable"])
+def test_in_its_block_a_push_does_not_count_the_lent_array(mode):
+    x, base = np.zeros(4), np.zeros(8)
+    parts = [base[2:6]]
+    for lent in (x, parts[0]):
+        with tn.from_numpy(lent, mode=mode) as a:
+            tn.push(tn.fill, tn.overwrite(a), 2)
+            assert tn.push(lambda v: float(v.sum()), a[1:]).result() == 6
+            tn.push(tn.fill, tn.overwrite(a[:1]), 3)
+        assert lent.tolist() == [3, 2, 2, 2] and lent.flags.writeable
+
+
+def test_a_view_of_the_array_counts_in_the_block_too():
+    x = np.zeros(4)
+    with tn.from_numpy(x) as a:
+        view = np.asarray(a)
+        with pytest.raises(tn.LeaseConflict, match="ordinary code holds a writable view"):
+            tn.push(tn.fill, tn.overwrite(a), 2)
+        del view
+    assert x.flags.writeable
+
+
+def test_outside_of_its_block_the_lent_array_counts_again():
+    x = np.zeros(4)
+    a = tn.from_numpy(x)
+    with pytest.raises(tn.LeaseConflict, match=r"given to from_numpy\(\)"):
+        tn.push(tn.fill, tn.overwrite(a), 2)
+    kept = None
+    with pytest.raises(tn.LeaseConflict), a:
+        tn.push(tn.fill, tn.overwrite(a), 2)
+        kept = np.asarray(a)
+    with pytest.raises(tn.LeaseConflict):
+        tn.push(lambda v: None, tn.write(a))
+    del kept
+    with pytest.raises(tn.LeaseConflict, match=r"given to from_numpy\(\)"):
+        tn.push(tn.fill, tn.overwrite(a), 2)
+    with a:
+        tn.push(tn.fill, tn.overwrite(a), 4)
+    assert x.tolist() == [4] * 4 and x.flags.writeable
+
+
+def test_the_error_of_a_native_function_names_the_direct_call_first():
+    clear = tn.c_function(native_library.generators(), "void clear(void *bytes, size_t n)")
+    a = tn.ones(4)
+    view = np.asarray(a)
+    with pytest.raises(tn.LeaseConflict, match=r"To go on: call it without a push \(`clear\(\.\.\.\)`\)"):
+        tn.push(clear, tn.overwrite(a), 16)
+    clear(a, 16)
+    assert view.tolist() == [0] * 4
+
+
+def test_a_block_of_memory_that_has_moved_is_no_block_of_other_memory():
+    """The owner of moved memory is freed, and the next borrow may have its address."""
+    for _ in range(100):
+        x, z = np.zeros(10), np.zeros(10)
+        a = tn.from_numpy(x)
+        del x
+        y = a.move_to_numpy()
+        del y
+        b = tn.from_numpy(z)
+        assert a.__enter__() is a
+        with pytest.raises(tn.LeaseConflict):
+            tn.push(tn.fill, tn.overwrite(b), 2)
+        with pytest.raises(tn.MovedError):
+            a.__exit__(None, None, None)
+        with b:
+            with pytest.raises(tn.MovedError):
+                a.__exit__(None, None, None)
+            tn.push(tn.fill, tn.overwrite(b), 3)
+        assert z.tolist() == [3] * 10
+
+
+def test_a_block_in_a_block_of_one_array_ends_no_other_block():
+    for _ in range(100):
+        x, z = np.zeros(4), np.zeros(4)
+        with contextlib.suppress(tn.MovedError), tn.from_numpy(x) as a:
+            with a:
+                tn.push(tn.fill, tn.overwrite(a), 1)
+            b = tn.from_numpy(z)
+            b.__enter__()
+        tn.push(tn.fill, tn.overwrite(b), 2)
+        b.__exit__(None, None, None)
+        assert x.tolist() == [1] * 4 and z.tolist() == [2] * 4
+
+
+def test_in_its_block_an_array_gets_no_new_memory():
+    x = np.zeros(4)
+    with tn.from_numpy(x) as a:
+        reader = np.asarray(a.readonly())
+        with pytest.raises(tn.LeaseConflict, match="x would not get its elements: drop the views"):
+            tn.push(tn.fill, tn.overwrite(a), 3, on_conflict="copy")
+        del reader
+        tn.push(tn.fill, tn.overwrite(a), 3, on_conflict="copy")
+    assert x.tolist() == [3] * 4

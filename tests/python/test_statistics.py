@@ -382,3 +382,45 @@ def test_a_closed_feed_still_has_its_counts():
 def test_what_is_no_bar_is_refused():
     with pytest.raises(TypeError, match=r"progress is int: it must be a bar with update\(n\)"):
         tn.Feed(fill, SCHEMA, progress=1)
+
+
+def test_advice_is_what_helps_by_the_verdict():
+    assert interval(starved_ns=1).advice == "a faster generator, or more workers"
+    assert interval(batches=1).advice == ""
+    alone = interval(starved_ns=1, one_thread="it is not thread-safe: ...")
+    assert alone.verdict == "producer-bound"
+    assert alone.advice == "a faster generator; more workers do not help: it is not thread-safe: ..."
+
+
+def test_workers_that_a_generator_cannot_use_are_logged_with_what_to_do(caplog):
+    import native_library
+
+    prototype = "int fill(float *data, int64_t *label, size_t n, uint64_t index, uint64_t epoch)"
+    schema = {"data": ("f4", (4, 8)), "label": ("i8", 4)}
+    library = native_library.generators()
+
+    def number(batch):
+        batch.data[...] = batch.label[...] = 1
+
+    for generator, way in [
+        (tn.c_function(library, prototype), "threadsafe=True"),
+        (number, "tn.worker"),
+    ]:
+        with tn.Feed(generator, schema, workers=3, batches=2) as feed:
+            assert len(list(feed)) == 2
+            assert feed.stats().workers == 1
+            assert way in feed.stats().total.one_thread
+        (record,) = caplog.records
+        assert "has 1 worker, not 3: it is " in record.message and way in record.message
+        caplog.clear()
+    safe = tn.c_function(library, prototype, threadsafe=True)
+    unsafe = tn.c_function(library, prototype)
+    for generator, options in [
+        (safe, {"workers": 3}),
+        (unsafe, {"workers": 1}),
+        (unsafe, {"workers": 0}),
+        (unsafe, {"workers": 2, "processes": True}),
+    ]:
+        with tn.Feed(generator, schema, batches=2, **options) as feed:
+            assert len(list(feed)) == 2
+    assert not caplog.records

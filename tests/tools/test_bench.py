@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks build and run against the package and this tree. Their figures mean nothing here.
 
-The workloads share and feed install their peers from the network: they are not run.
+The workloads share, feed, messages and channels install their peers from the network: they are not run.
 """
 
 import subprocess

@@ -24,6 +24,8 @@ def empty(
     dtype: DTypeLike | None = "float32",
     device: str = "cpu",
     shared: bool | str | Shared = False,
+    *,
+    exist_ok: bool = False,
 ) -> NDArray:
     """A new array with undefined elements, C-contiguous, aligned to at least 64 bytes.
 
@@ -42,17 +44,21 @@ def empty(
         those of other processes, and views need a lease (`NDArray.read`, `NDArray.write`,
         `NDArray.lease`). On a device the memory ends with this process: the accesses of other
         processes raise OwnerDied from then on.
+    exist_ok : bool
+        If another process, or this one, has an array of the name, return that one with the elements that it
+        has. Options of ``shared`` apply only to a new array.
 
     Raises
     ------
     ValueError
-        The shape is negative or too large, the device is unknown, or the name is taken.
+        The shape is negative or too large, the device is unknown, or the name is taken: with ``exist_ok``, by
+        an array of another shape, dtype or device, or by another object.
     MemoryError
         There is not enough memory.
     OSError
         There is no free file descriptor for shared memory, or the driver cannot share memory of the device.
     """
-    return _create(shape, dtype, False, device, shared)
+    return _create(shape, dtype, False, device, shared, exist_ok)
 
 
 def zeros(
@@ -60,9 +66,12 @@ def zeros(
     dtype: DTypeLike | None = "float32",
     device: str = "cpu",
     shared: bool | str | Shared = False,
+    *,
+    exist_ok: bool = False,
 ) -> NDArray:
-    """A new array filled with zeros. Parameters and errors are those of `empty`."""
-    return _create(shape, dtype, True, device, shared)
+    """A new array filled with zeros. Parameters and errors are those of `empty`: with ``exist_ok``, an array
+    that exists keeps its elements."""
+    return _create(shape, dtype, True, device, shared, exist_ok)
 
 
 def full(
@@ -97,7 +106,12 @@ def ones(
     return full(shape, 1, dtype, device, shared)
 
 
-def array(data: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
+def array(
+    data: Any,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    shared: bool | str | Shared = False,
+) -> NDArray:
     """A new array with a copy of the elements of ``data``.
 
     Parameters
@@ -108,6 +122,8 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str | None = None) 
         as by `NDArray.astype`. The numbers of a list have to fit.
     device : str, optional
         As for `empty`. Default: where the data are.
+    shared : bool, str or Shared
+        As for `empty`. A process that attaches to a name at once may see elements that are not copied yet.
 
     Returns
     -------
@@ -125,10 +141,19 @@ def array(data: Any, dtype: DTypeLike | None = None, device: str | None = None) 
     """
     source = _core.share(data, dtype)
     wanted = source.dtype if dtype is None else dtype
+    if shared is not False:
+        made = empty(source.shape, wanted, device or _device_of(source), shared)
+        made[...] = source.astype(wanted, copy=False)
+        return made
     return source.astype(wanted) if device is None else _core.copy_on(source, wanted, device)
 
 
-def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
+def asarray(
+    data: Any,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    shared: bool | str | Shared = False,
+) -> NDArray:
     """``data`` as an array, without a copy if possible.
 
     Parameters
@@ -141,6 +166,9 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None
         If it differs from the dtype of the data, the elements are copied, as by `array`.
     device : str, optional
         As for `empty`. If the data are elsewhere, the elements are copied. Default: where the data are.
+    shared : bool, str or Shared
+        True: a shared array is returned unchanged, and the elements of others are copied, as by `array`. A
+        name, or options: they are always copied.
 
     Raises
     ------
@@ -151,7 +179,11 @@ def asarray(data: Any, dtype: DTypeLike | None = None, device: str | None = None
     """
     source = _core.share(data, dtype)
     converted = source if dtype is None else source.astype(dtype, copy=False)
-    return converted if device is None else converted.to(device)
+    if device is not None:
+        converted = converted.to(device)
+    if shared is False or (shared is True and converted.shared):
+        return converted
+    return array(converted, shared=shared)
 
 
 def _device_of(like: NDArray) -> str:
@@ -159,33 +191,62 @@ def _device_of(like: NDArray) -> str:
     return like.device if like.device.startswith("cuda:") else "cpu"
 
 
-def empty_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
-    """`empty` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
+def empty_like(
+    prototype: Any,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    shared: bool | str | Shared = False,
+) -> NDArray:
+    """`empty` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It
+    is shared only if ``shared`` says so."""
     like = _core.share(prototype)
-    return empty(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like))
+    return empty(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like), shared)
 
 
-def zeros_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
-    """`zeros` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
+def zeros_like(
+    prototype: Any,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    shared: bool | str | Shared = False,
+) -> NDArray:
+    """`zeros` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It
+    is shared only if ``shared`` says so."""
     like = _core.share(prototype)
-    return zeros(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like))
+    return zeros(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like), shared)
 
 
-def ones_like(prototype: Any, dtype: DTypeLike | None = None, device: str | None = None) -> NDArray:
-    """`ones` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
-    return full_like(prototype, 1, dtype, device)
+def ones_like(
+    prototype: Any,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    shared: bool | str | Shared = False,
+) -> NDArray:
+    """`ones` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It is
+    shared only if ``shared`` says so."""
+    return full_like(prototype, 1, dtype, device, shared)
 
 
 def full_like(
-    prototype: Any, fill_value: Any, dtype: DTypeLike | None = None, device: str | None = None
+    prototype: Any,
+    fill_value: Any,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    shared: bool | str | Shared = False,
 ) -> NDArray:
-    """`full` with the shape of an array, and by default with its dtype, and on its GPU if it is on one."""
+    """`full` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It is
+    shared only if ``shared`` says so."""
     like = _core.share(prototype)
-    return full(like.shape, fill_value, like.dtype if dtype is None else dtype, device or _device_of(like))
+    wanted = like.dtype if dtype is None else dtype
+    return full(like.shape, fill_value, wanted, device or _device_of(like), shared)
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: DTypeLike | None = None, device: str = "cpu"
+    start: Any,
+    stop: Any = None,
+    step: Any = None,
+    dtype: DTypeLike | None = None,
+    device: str = "cpu",
+    shared: bool | str | Shared = False,
 ) -> NDArray:
     """A new array of ``start``, ``start + step``, ... before ``stop``, as `numpy.arange`.
 
@@ -195,14 +256,22 @@ def arange(
         With one of them: 0, 1, ... before it.
     dtype : dtype, str or another dtype, optional
         Default: the dtype that NumPy selects.
+    device : str
+    shared : bool, str or Shared
+        Both as for `empty`.
     """
     import numpy as np
 
     bounds = (start,) if stop is None and step is None else (start, stop, 1 if step is None else step)
-    return asarray(np.arange(*bounds), dtype, device)
+    return asarray(np.arange(*bounds), dtype, device, shared)
 
 
-def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: DTypeLike | None = None) -> NDArray:
+def concatenate(
+    arrays: Sequence[Any],
+    axis: int | None = 0,
+    dtype: DTypeLike | None = None,
+    shared: bool | str | Shared = False,
+) -> NDArray:
     """A new array of the elements of several, along an existing axis, as `numpy.concatenate`.
 
     Parameters
@@ -213,10 +282,43 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0, dtype: DTypeLike | 
         None: the arrays are flattened first.
     dtype : dtype, str or another dtype, optional
         Default: the dtype that NumPy selects.
+    shared : bool, str or Shared
+        As for `empty`.
     """
     import numpy as np
 
-    return asarray(np.concatenate([_core.without_verbs(array) for array in arrays], axis=axis), dtype)
+    joined = np.concatenate([_core.without_verbs(array) for array in arrays], axis=axis)
+    return asarray(joined, dtype, None, shared)
+
+
+def from_buffer(obj: Any, dtype: DTypeLike, shape: Shape | None = None, offset: int = 0) -> NDArray:
+    """The bytes of a buffer (bytearray, mmap, ctypes array, array.array) as an array.
+
+    Parameters
+    ----------
+    obj : object with the buffer protocol
+        Contiguous. It is kept alive, and cannot be resized or closed, while the array or a view lives.
+    dtype : dtype, str or another dtype
+    shape : int, sequence of ints or None
+        None: one axis with all elements from ``offset`` on.
+    offset : int
+        Bytes.
+
+    Returns
+    -------
+    NDArray
+        Shares the memory; read-only when the buffer is (``bytes``).
+
+    Raises
+    ------
+    ValueError
+        The shape does not fit into the bytes.
+    BufferError
+        The elements would lie unaligned, or the buffer is not contiguous.
+    TypeError
+        ``obj`` has no buffer.
+    """
+    return _core.from_buffer(obj, dtype, shape, offset)
 
 
 def from_pointer(

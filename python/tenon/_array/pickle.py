@@ -19,6 +19,9 @@ from .. import _core
 from .._errors import text_of
 from . import passing
 
+# What makes handles of other arrays than shared ones; each returns None for an array that is not of its kind.
+reducers: list[Callable[[_core.NDArray], tuple[Any, ...] | None]] = []
+
 
 def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
     """The result of ``NDArray.__reduce_ex__``."""
@@ -31,6 +34,9 @@ def reduce_array(array: _core.NDArray, protocol: int) -> tuple[Any, ...]:
         elif array.device == "cpu":  # memory of another device ends with this process
             passing.note(handle, math.inf, sys._getframe(1))
         return open_shared_array, (handle,)
+    for reducer in reducers:
+        if (reduced := reducer(array)) is not None:
+            return reduced
     # Elements without gaps in another order of axes are sent in that order, and keep it.
     axes = _axes_in_memory(array)
     source = array if axes is None else array.transpose(axes)
@@ -124,6 +130,11 @@ def _bind(reference: weakref.ref[Any], handle: bytes, end: float) -> bool:
 
 
 _bindings = _Bindings()
+
+
+def limit_to(popen: Any, handle: bytes) -> None:
+    """Ends what a handle keeps with the process of a `multiprocessing.Process` that is being started."""
+    _bindings.add(popen, handle)
 
 
 def open_shared_array(handle: bytes) -> _core.NDArray:

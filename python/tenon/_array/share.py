@@ -7,17 +7,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .. import _core
 from .._core import NDArray
 from .._typing import DTypeLike
 from .._values import INT32_MAX, count, flag, seconds, text_for_c
 from . import passing
+
+_T = TypeVar("_T")
 
 OnOwnerDied = Literal["raise", "ignore"] | Callable[[Any, Exception], object]
 
@@ -139,7 +142,7 @@ def _limits(receiver: int | None, timeout: float | None) -> tuple[int, float | N
     return pid, None if timeout is None else seconds(timeout, "timeout", ", or None")
 
 
-def attach(name: str, readonly: bool = False) -> NDArray:
+def attach(name: str, readonly: bool = False, wait: float = 0.0) -> NDArray:
     """The array that a process of this user shares under a name.
 
     Parameters
@@ -148,6 +151,8 @@ def attach(name: str, readonly: bool = False) -> NDArray:
     readonly : bool
         The array is read-only. The memory is mapped read-only, too, unless this process has mapped it
         writable already: so a write by native code ends the process.
+    wait : float
+        The seconds to wait for the name to appear.
 
     Returns
     -------
@@ -167,7 +172,50 @@ def attach(name: str, readonly: bool = False) -> NDArray:
     MemoryError, OSError
         No address space, or no file descriptor, is left.
     """
-    array = _core.attach(name, readonly)
+    return _checked_array(memory_named(name, readonly, wait), name)
+
+
+_POLL_SECONDS = 0.005
+
+
+def memory_named(name: str, readonly: bool, wait: float) -> NDArray:
+    """The memory that has a name, for which it waits."""
+    end = time.monotonic() + seconds(wait, "wait")
+    while True:
+        try:
+            return _core.attach(name, readonly)
+        except FileNotFoundError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def opened_or_made(
+    options: _Settings | None, opened: Callable[[NDArray, str], _T], made: Callable[[_Settings], _T]
+) -> _T:
+    """For ``exist_ok=True``: ``opened(memory, name)`` of the memory that has the name, or ``made(options)``,
+    which makes memory of this name. Each of the two steps is under the lock of the name."""
+    if options is None or not options[0]:
+        raise ValueError("exist_ok is True, but there is no name to look for: shared='name'")
+    name, errors = options[0], 0
+    while True:
+        try:
+            memory = _core.attach(name, False)
+        except FileNotFoundError:
+            try:
+                return made(options)
+            except ValueError:  # the name is taken now, or an argument is wrong
+                errors += 1
+                if errors == _MOST_ERRORS:
+                    raise
+        else:
+            return opened(memory, name)
+
+
+_MOST_ERRORS = 3  # a name may be taken and free again between two looks
+
+
+def _checked_array(array: NDArray, name: str) -> NDArray:
     kind = _kind_of(array)
     if kind is None:
         return array
@@ -184,7 +232,44 @@ def _kind_of(memory: NDArray) -> str | None:
     return None
 
 
-def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
+_Settings = tuple[str, bool, bool, int]
+
+
+def set_lock_timeout(seconds: float | None) -> float | None:
+    """Sets how long calls and blocks on shared arrays wait for other processes before they raise
+    TimeoutError, which names the process that holds the array. The initial value is 5 seconds.
+
+    Parameters
+    ----------
+    seconds : float or None
+        None: no limit.
+
+    Returns
+    -------
+    float or None
+        The old value.
+    """
+    return _core.set_lock_timeout(seconds)
+
+
+def revoke_handles(array: NDArray) -> int:
+    """Revokes the handles (pickles) of a shared array that this process has made and that no process has
+    opened: they no longer keep its memory.
+
+    Returns
+    -------
+    int
+        How many there were.
+
+    Raises
+    ------
+    TypeError
+        The array is not shared.
+    """
+    return _core.revoke_handles(array)
+
+
+def settings(shared: bool | str | Shared) -> _Settings | None:
     """(name, huge pages, populate, NUMA node) for the functions of `_core`; None: not shared."""
     if shared is False:
         return None
@@ -204,7 +289,12 @@ def settings(shared: bool | str | Shared) -> tuple[str, bool, bool, int] | None:
 
 
 def create(
-    shape: Any, dtype: DTypeLike | None, zeroed: bool, device: str, shared: bool | str | Shared
+    shape: Any,
+    dtype: DTypeLike | None,
+    zeroed: bool,
+    device: str,
+    shared: bool | str | Shared,
+    exist_ok: bool = False,
 ) -> NDArray:
     """New memory, shared or not, for `empty` and `zeros`."""
     if dtype is None:
@@ -215,11 +305,37 @@ def create(
             f"({shape}, {dtype})"
         )
     options = settings(shared)
+    if exist_ok is not False and flag(exist_ok, "exist_ok"):
+        return opened_or_made(
+            options,
+            lambda found, name: _as_asked(_checked_array(found, name), name, shape, dtype, device),
+            lambda settings: _core.create_shared(shape, dtype, zeroed, *settings, device),
+        )
     if options is None and device == "cpu":
         return _core.create(shape, dtype, zeroed=zeroed)
     if options is None:
         return _core.create_on(shape, dtype, zeroed, device)
     return _core.create_shared(shape, dtype, zeroed, *options, device)
+
+
+def axes_of(shape: Any) -> tuple[int, ...]:
+    """A valid shape as the tuple that an array of it has."""
+    try:
+        return (operator.index(shape),)
+    except TypeError:
+        return tuple(map(operator.index, shape))
+
+
+def _as_asked(array: NDArray, name: str, shape: Any, dtype: DTypeLike, device: str) -> NDArray:
+    """The array that exists. Fails with ValueError if the call would have made another one."""
+    wanted = axes_of(shape)
+    kind = _core.dtype(dtype)
+    if (array.shape, array.dtype, array.device) != (wanted, kind, "cuda:0" if device == "cuda" else device):
+        raise ValueError(
+            f"the array named {name!r} exists with shape {array.shape}, dtype {array.dtype} and device "
+            f"{array.device!r}, and not {wanted}, {kind} and {device!r}"
+        )
+    return array
 
 
 def check_on_owner_died(value: OnOwnerDied) -> OnOwnerDied:

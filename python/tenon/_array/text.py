@@ -10,6 +10,7 @@ from .. import _core
 from .._errors import OpError, OwnerDied, text_of
 
 _SHOWN_WHOLE = 1000  # elements up to which an array is printed whole
+_WAYS_OUT = "a[...] = x overwrites it, a.clear_error() takes the elements as they are"
 _EDGE = 3  # rows shown at each end of an axis of a larger one
 
 
@@ -62,9 +63,9 @@ def array_repr(array: _core.NDArray) -> str:
         lease = _core.NativeLease(array, False)
         lease.acquire(timeout=0)
     except OpError as error:
-        return _summary(array, f"failed: op {error.op!r}")
+        return _summary(array, f"failed: op {error.op!r}: {_WAYS_OUT}")
     except OwnerDied as error:
-        return _summary(array, f"process {error.pid} died while it wrote it")
+        return _summary(array, f"process {error.pid} died while it wrote it: {_WAYS_OUT}")
     except Exception as error:
         return _summary(array, _obstacle(array) if moved_at is None else text_of(error))
     try:

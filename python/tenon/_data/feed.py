@@ -64,7 +64,8 @@ class Feed(Forms):
     slots : int, optional
         At least ``workers + 1``, at most 32,767; default ``workers + 4``.
     workers : int
-        The number of workers, at most 3,576. A generator that is not thread-safe runs in one thread. 0: the
+        The number of workers, at most 3,576. A generator that is not thread-safe runs in one thread, and more
+        workers are refused by a warning in the log: see ``advice`` of `FeedStatistics`. 0: the
         consumer runs the generator in its own thread when it requests a batch, without ``processes`` and
         ``fill_timeout``, and not for the loops of `worker`. Nothing is filled ahead.
     processes : bool or str
@@ -263,7 +264,9 @@ class Feed(Forms):
             constants: dict[str, Any] = {}
         else:
             source, constants, self._workers = _source_of(generator, loop, schema, processes, rules)
-        if not isinstance(generator, (CFunction, Plugin, PythonGenerator)) and not processes:
+        advice = _advice_for_one_thread(generator, bool(processes))
+        asked = workers
+        if advice:
             workers = min(workers, 1)  # it may have state of its own, and does not say that it is safe
         try:
             self._native = NativeFeed(
@@ -306,7 +309,9 @@ class Feed(Forms):
             with contextlib.suppress(TimeoutError):
                 self.close()
             raise
-        self._meter = Meter(self._native, schema)
+        self._meter = Meter(self._native, schema, advice)
+        if asked > max(workers, 1):
+            log.warning("the feed of %r has 1 worker, not %d: %s", _name_of(generator), asked, advice)
         closing.OPEN.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -601,10 +606,27 @@ def _source_of(
     if isinstance(generator, (CFunction, Plugin)):
         if isinstance(processes, str) and processes != "fork":
             raise ValueError(f"processes is {processes!r}: workers that run native code are forked")
-        constants = generator.constants if isinstance(generator, CFunction) else {}
+        constants = generator.constants_of_feed() if isinstance(generator, CFunction) else {}
         return generator._native, constants, None
     workers = Workers(schema, loop, processes, rules=rules)
     return workers, {}, workers
+
+
+def _advice_for_one_thread(generator: Any, processes: bool) -> str:
+    """Why one thread alone calls a generator, and what lets several workers call it; "": several do."""
+    if processes or isinstance(generator, PythonGenerator):
+        return ""
+    if isinstance(generator, (CFunction, Plugin)):
+        if generator.threadsafe:
+            return ""
+        way = "threadsafe=True" if isinstance(generator, CFunction) else "TENON_PLUGIN_THREADSAFE"
+        return (
+            f"it is not thread-safe: {way} says that its calls may overlap, processes=True has copies of it"
+        )
+    return (
+        "it is called by one thread, because it may have a state: tn.worker gives each worker a state of its "
+        "own, processes=True has copies of it"
+    )
 
 
 def _name_of(generator: Any) -> str:

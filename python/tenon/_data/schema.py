@@ -9,8 +9,9 @@ from .._array.fields import FieldsLike, described
 from .._core import Batch, Schema
 
 
-def schema(**fields: tuple[Any, ...]) -> Schema:
-    """The fields of a batch: ``schema(data=("f4", (64, 3, 32, 32)), label=("i8", (64,)))``.
+def schema(fields: FieldsLike | None = None, /, **named: tuple[Any, ...]) -> Schema:
+    """The fields of a batch: ``schema(data=("f4", (64, 3, 32, 32)), label=("i8", (64,)))``, or the same as a
+    mapping.
 
     Axis 0 counts rows and has the same length in every field.
 
@@ -24,14 +25,21 @@ def schema(**fields: tuple[Any, ...]) -> Schema:
     TypeError
         A dtype that does not exist, or whose elements are not whole bytes; a part that is not "kept".
     """
-    for name in fields:
+    if isinstance(fields, Schema) and not named:
+        return fields
+    if fields is not None:
+        given = described(fields, "schema", has_kept=True)
+        named = {**{name: tuple(field) for name, *field in given}, **named}
+    for name in named:
         if name in dir(Batch):
             raise ValueError(f"a field cannot be named {name!r}: batches have an attribute of that name")
-    return Schema(fields)
+    return Schema(named)
 
 
 def schema_of(fields: FieldsLike | None) -> Schema:
     """A schema, or what `schema` makes of a dict."""
     if isinstance(fields, Schema):
         return fields
-    return schema(**{name: tuple(field) for name, *field in described(fields, "schema", has_kept=True)})
+    if fields is None:
+        raise TypeError("schema is None: it must be a mapping of names to (dtype, shape), or a Schema")
+    return schema(fields)

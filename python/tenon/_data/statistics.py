@@ -16,6 +16,14 @@ _FEW = 8
 _LONG = 1.5
 
 
+_ADVICE = {
+    "producer-bound": "a faster generator, or more workers",
+    "worker-bound": "workers=0",
+    "model-bound": "a faster consumer",
+    "lease-bound": "dropping batches sooner, or more slots",
+}
+
+
 class Waits(NamedTuple):
     """Seconds that the consumer or a worker waited, by cause."""
 
@@ -49,6 +57,8 @@ class Interval:
     workers : int
     are_slots_held : bool
         Whether the consumer holds every slot at the end of the interval.
+    one_thread : str
+        Why one thread alone calls the generator, and what lets several workers call it; "": several may.
     """
 
     seconds: float
@@ -61,6 +71,7 @@ class Interval:
     blocked_by_consumer_ns: int
     workers: int
     are_slots_held: bool
+    one_thread: str = ""
 
     @property
     def batches_per_s(self) -> float:
@@ -93,10 +104,10 @@ class Interval:
     def verdict(self) -> str:
         """The cause that limits the speed of the feed.
 
-        "producer-bound": a faster generator or more workers help. "worker-bound": the consumer waits longer
-        for its only worker than the fills take, so ``workers=0`` helps. "model-bound": a faster consumer
-        helps. "lease-bound": dropping batches sooner or more slots help. "starting": there are too few
-        batches for a verdict. "balanced": nothing waited.
+        "producer-bound": a faster generator or more workers help (see `advice`). "worker-bound": the consumer
+        waits longer for its only worker than the fills take, so ``workers=0`` helps. "model-bound": a faster
+        consumer helps. "lease-bound": dropping batches sooner or more slots help. "starting": there are too
+        few batches for a verdict. "balanced": nothing waited.
         """
         if self.batches < _FEW:
             return "lease-bound" if self.are_slots_held else "starting"
@@ -107,6 +118,13 @@ class Interval:
         if self.workers == 1 and longest == waits.producer > _LONG * self.fill_ns * 1e-9 > 0:
             return "worker-bound"
         return ("producer-bound", "model-bound", "lease-bound")[waits.index(longest)]
+
+    @property
+    def advice(self) -> str:
+        """What would make the feed faster, by the verdict; "" if there is none."""
+        if self.verdict == "producer-bound" and self.one_thread:
+            return f"a faster generator; more workers do not help: {self.one_thread}"
+        return _ADVICE.get(self.verdict, "")
 
     def __repr__(self) -> str:
         return (
@@ -154,7 +172,7 @@ class FeedStatistics:
     ----------
     batches, nbytes : int
         The number of delivered batches, and their bytes.
-    rows, rows_per_s, gb_per_s, verdict
+    rows, rows_per_s, gb_per_s, verdict, advice
         As in `Interval`, since the feed was made.
     total, recent : Interval
         Since the feed was made; since the last call of `Feed.stats` by any caller.
@@ -240,6 +258,10 @@ class FeedStatistics:
         return self.total.verdict
 
     @property
+    def advice(self) -> str:
+        return self.total.advice
+
+    @property
     def oldest(self) -> OldestLease | None:
         if not self.oldest_ns:
             return None
@@ -256,8 +278,9 @@ class FeedStatistics:
 class Meter:
     """Takes the statistics of one feed. Threads: any."""
 
-    def __init__(self, native: NativeFeed, schema: Schema) -> None:
+    def __init__(self, native: NativeFeed, schema: Schema, one_thread: str = "") -> None:
         self._native = native
+        self._one_thread = one_thread
         self._row_nbytes = schema.nbytes // schema.rows
         self._faults = _page_faults()
         self._start = _Mark(time.monotonic(), native.statistics())
@@ -294,6 +317,7 @@ class Meter:
             blocked_by_consumer_ns=since("blocked_by_consumer_ns"),
             workers=last.counts["workers"],
             are_slots_held=last.counts["slots_held"] >= last.counts["slots"],
+            one_thread=self._one_thread,
         )
 
 

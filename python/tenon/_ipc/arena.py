@@ -12,12 +12,20 @@ from typing import Any, Literal
 from .. import _core
 from .._array.creation import empty
 from .._array.fields import Fields, FieldsLike, described, named
-from .._array.share import OnOwnerDied, Shared, check_on_owner_died, settings
+from .._array.share import (
+    OnOwnerDied,
+    Shared,
+    axes_of,
+    check_on_owner_died,
+    memory_named,
+    opened_or_made,
+    settings,
+)
 from .._core import NativeLease, NDArray
 from .._errors import text_of
 from .._sync.endings import Views
 from .._sync.lease import TimeLimit, check_outlived, take, take_later, warn_of_outlived
-from .._values import seconds
+from .._values import flag, seconds
 
 
 class Arena:
@@ -35,6 +43,8 @@ class Arena:
     buffer : object with the buffer protocol, array, optional
         Writable memory of at least `nbytes` bytes, which is used instead of new memory and kept alive. Only
         this object knows its current layout: the arena is not shared.
+    exist_ok : bool
+        If there is an arena of the name, open that one.
 
     Attributes
     ----------
@@ -46,7 +56,8 @@ class Arena:
     Raises
     ------
     ValueError
-        Invalid names or shapes; the buffer is too small, or not aligned for a field; the name is taken.
+        Invalid names or shapes; the buffer is too small, or not aligned for a field; the name is taken: with
+        ``exist_ok``, by an arena with other layouts, or by another object.
     TypeError
         An invalid dtype.
     MemoryError, OSError
@@ -58,6 +69,8 @@ class Arena:
         layouts: Mapping[str, FieldsLike],
         shared: bool | str | Shared = False,
         buffer: Any = None,
+        *,
+        exist_ok: bool = False,
     ) -> None:
         parts = [
             (name, described(fields, f"layout {name!r}"))
@@ -68,6 +81,14 @@ class Arena:
             if options is not None:
                 raise ValueError("an arena over a buffer cannot be shared: leave out buffer= or shared=")
             self._set(_core.NativeArena.over(parts, _array_over(buffer)))
+        elif flag(exist_ok, "exist_ok"):
+            self._set(
+                opened_or_made(
+                    options,
+                    lambda found, name: _same(found, parts, name),
+                    lambda given: _core.NativeArena.create(parts, *given),
+                )
+            )
         elif options is None:
             self._set(_core.NativeArena.create(parts, None, False, False, -1))
         else:
@@ -95,10 +116,11 @@ class Arena:
         self._usable.add(layout)
 
     @classmethod
-    def attach(cls, name: str, readonly: bool = False) -> Arena:
-        """Opens the arena that a process of this user shares under a name. With ``readonly`` its layouts can
-        only be read. Errors are those of `tenon.attach`; ValueError if the name belongs to another object."""
-        return cls._of(_core.attach(name, readonly))
+    def attach(cls, name: str, readonly: bool = False, wait: float = 0.0) -> Arena:
+        """Opens the arena that a process of this user shares under a name, for which it waits ``wait``
+        seconds. With ``readonly`` its layouts can only be read. Errors are those of `tenon.attach`;
+        ValueError if the name belongs to another object."""
+        return cls._of(memory_named(name, readonly, wait))
 
     @classmethod
     def _of(cls, memory: NDArray) -> Arena:
@@ -198,6 +220,22 @@ class Arena:
         layouts = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in self._layouts.items())
         saved = self.total_nbytes - self.nbytes
         return f"<tenon.Arena of {self.nbytes} bytes, {saved} less than side by side: {layouts}>"
+
+
+def _same(memory: NDArray, parts: Any, name: str) -> _core.NativeArena:
+    """The arena that exists. Fails with ValueError if its layouts are not these."""
+    native = _core.NativeArena.open(memory)
+
+    def texts(layouts: Any) -> dict[str, Any]:
+        return {
+            layout: {field: f"{_core.dtype(dtype)} {axes_of(shape)}" for field, dtype, shape in fields}
+            for layout, fields in layouts
+        }
+
+    found, asked = texts(native.layouts()), texts(parts)
+    if list(found.items()) != list(asked.items()):
+        raise ValueError(f"the arena named {name!r} exists with the layouts {found}, and not {asked}")
+    return native
 
 
 def _received(memory: NDArray) -> Arena:

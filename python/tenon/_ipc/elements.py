@@ -5,8 +5,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._values import count
+
 ALIGNMENT = 64
 _PAGE = 4096
+
+
+_UNITS = {"B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
+
+
+def nbytes_from(value: int | str, name: str) -> int:
+    """Bytes from an integer, or from a text such as "8 GiB" or "512 MB"."""
+    if not isinstance(value, str):
+        return count(value, name)
+    digits = value.rstrip("BKMGTi ")
+    unit = value[len(digits) :].strip() or "B"
+    try:
+        number = float(digits)
+        nbytes = int(number * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(
+            f"{name} is {value!r}: it must be a number of bytes, or a text such as '8 GiB' or '512 MB'"
+        ) from None
+    return count(nbytes, name)
 
 
 def aligned(nbytes: int) -> int:

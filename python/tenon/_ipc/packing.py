@@ -235,14 +235,60 @@ class Packer:
 
     def write(self, places: list[tuple[int, int, int]], memories: Callable[[int], Any]) -> None:
         """memories(number): a NumPy array of bytes."""
+        view: list[Any] = []
         for source, (memory, offset, nbytes) in zip(self._sources, places, strict=True):
             if nbytes:
-                source.write(memories(memory)[offset : offset + nbytes])
+                view.append(memories(memory)[offset : offset + nbytes])
+                try:
+                    source.write(view)
+                finally:
+                    view.clear()
 
     def about(self, leaves: list[int], places: list[tuple[int, int, int]]) -> bytes:
         """What a reader needs for the arrays. leaves: of the plain objects: the number of an array, or ~n for
         object n of the pickle."""
         return _core.encode_plain((leaves, self._specs, places, self._buffers))[0]
+
+
+class Draft:
+    """An object that is to be sent: its tree, its arrays, and one pickle of the rest. The parts of a message
+    that are no memory of arrays are `tree`, `about`, `pickled` and `small`."""
+
+    def __init__(self, value: Any, is_lent: Callable[[NDArray], object]) -> None:
+        self.packer = Packer(is_lent)
+        self.tree, leaves = _core.encode_plain(value)
+        rest: list[Any] = []
+        self._leaves: list[int] = []  # as Packer.about() takes them
+        for leaf in leaves:
+            number = self.packer.number_of(leaf)
+            if number is None:
+                rest.append(leaf)
+                number = -len(rest)
+            self._leaves.append(number)
+        self.pickled = self.packer.pickled(rest) if rest else b""
+        self.about = self.small = b""
+
+    def describe(self, places: list[tuple[int, int, int]]) -> None:
+        """Makes `about`. places: of Packer.lay_out()."""
+        self.about = self.packer.about(self._leaves, places)
+
+    def write(self, places: list[tuple[int, int, int]], small: int, blocks: list[Any]) -> None:
+        """Writes the elements, and makes `small`, of so many bytes. blocks: NumPy arrays of bytes; empty
+        afterwards. A profiler may keep the frame of a function that has returned, so no variable of one has a
+        view: they are in lists, which are cleared."""
+        if not places:
+            return
+        import numpy as np
+
+        memory = np.zeros(small, np.uint8)
+        views = dict(enumerate(blocks, len(self.packer.lent)))
+        views[-1] = memory
+        try:
+            self.packer.write(places, views.__getitem__)
+        finally:
+            views.clear()
+            blocks.clear()
+        self.small = memory.tobytes()
 
 
 _NOTHING = _Source(0, lambda _: None)
@@ -283,14 +329,18 @@ def _inverse(axes: tuple[int, ...]) -> list[int]:
     return sorted(range(len(axes)), key=axes.__getitem__)
 
 
-def _write_numpy(array: Any, strides: tuple[int, ...] | None, memory: Any) -> None:
+# view: of the bytes to write to, as the one element of a list; see Draft.write().
+
+
+def _write_numpy(array: Any, strides: tuple[int, ...] | None, view: list[Any]) -> None:
     import numpy as np
 
-    np.copyto(np.ndarray(array.shape, array.dtype, memory, 0, strides), array, casting="no")
+    # No np.copyto(): it calls a function of Python, which has a variable with the view.
+    np.ndarray(array.shape, array.dtype, view[0], 0, strides)[...] = array
 
 
-def _write_ndarray(content: NDArray, memory: Any) -> None:
-    _core.share(memory)[...] = content
+def _write_ndarray(content: NDArray, view: list[Any]) -> None:
+    _core.share(view[0])[...] = content
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -430,9 +480,12 @@ def loads_parts(
     tree: bytes, about: bytes, pickled: bytes, small: bytes, memories: list[NDArray], writable: bool
 ) -> Any:
     """`loads` for messages with objects that are not plain."""
+    # No closures here: after an exception, a frame of CPython 3.11 that was cleared keeps their variables.
     unpacker = Unpacker(_core.decode_plain(about, []), memories, _memory_of(small), writable)
     rest = unpacker.unpickled(pickled) if pickled else []
-    leaves = [unpacker.array(number) if number >= 0 else rest[~number] for number in unpacker.leaves]
+    leaves = []
+    for number in unpacker.leaves:
+        leaves.append(unpacker.array(number) if number >= 0 else rest[~number])
     return _core.decode_plain(tree, leaves)
 
 

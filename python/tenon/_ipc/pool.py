@@ -23,29 +23,12 @@ from .._sync.endings import release_retained
 from .._sync.engine import call_at_process_end
 from .._sync.lease import where_views_are_kept
 from .._typing import DTypeLike
-from .._values import count, seconds
+from .._values import seconds
+from .elements import nbytes_from
+from .served_pool import PoolServer, close_servers
 
 WhenFull = Literal["wait", "raise", "inline"]
 _INLINE_NBYTES = 16 << 10
-_UNITS = {"B": 1}
-_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
-_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
-
-
-def nbytes_from(value: int | str, name: str) -> int:
-    """Bytes from an integer, or from a text such as "8 GiB" or "512 MB"."""
-    if not isinstance(value, str):
-        return count(value, name)
-    digits = value.rstrip("BKMGTi ")
-    unit = value[len(digits) :].strip() or "B"
-    try:
-        number = float(digits)
-        nbytes = int(number * _UNITS[unit])
-    except (KeyError, ValueError, OverflowError):
-        raise ValueError(
-            f"{name} is {value!r}: it must be a number of bytes, or a text such as '8 GiB' or '512 MB'"
-        ) from None
-    return count(nbytes, name)
 
 
 class TensorPool(NativePool):
@@ -129,7 +112,11 @@ class TensorPool(NativePool):
         sends it ends it. Raises MemoryError, which names the holders, if the pool has no room and does not
         wait for it."""
         waits = self._policy(when_full) == "wait"
-        return self._empty(shape, dtype, None if waits else 0.0)
+        try:
+            return self._empty(shape, dtype, None if waits else 0.0)
+        except MemoryError as error:
+            _note_refusal(self, error)
+            raise
 
     def put(self, data: Any, *, when_full: WhenFull | None = None) -> NDArray:
         """A copy of an array of any library in the pool."""
@@ -183,6 +170,7 @@ class TensorPool(NativePool):
                 return take()
             except MemoryError as error:
                 if policy != "wait" or not _may_pass(error):
+                    _note_refusal(self, error)
                     raise
             await asyncio.sleep(next(pauses))
 
@@ -214,6 +202,30 @@ class TensorPool(NativePool):
         if (tag is None) == (message is None):
             raise TypeError("revoke() needs a tag or a message")
         return self._revoke(tag) if message is None else int(_core.revoke_message(bytes(memoryview(message))))
+
+    def serve(self, path: str | os.PathLike[str], *, backlog: int = 64) -> PoolServer:
+        """Lets processes open messages of this pool that share neither the PID namespace nor ``/proc`` nor
+        the user namespace with this one, as in other containers: they call `attach_pool` with the path.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Of a new Unix socket, in a directory that both see. Only processes of this user are answered. The
+            socket of a process that has ended is replaced.
+        backlog : int
+            How many processes may wait for an answer.
+
+        Raises
+        ------
+        OSError
+            Another process serves at the path. It is not a socket. There is no ``/proc`` here: let this
+            process attach to one that serves, and use `PoolLink.offer`.
+        ValueError
+            The path is longer than 107 bytes, or in no file system.
+        TimeoutError
+            Another process makes a socket in the directory, and is stopped.
+        """
+        return PoolServer(self, path, backlog)
 
     def __repr__(self) -> str:
         now = self.stats()
@@ -249,6 +261,12 @@ def _pauses() -> Iterator[float]:
         pause = min(2 * pause, 0.01)
 
 
+def _note_refusal(pool: TensorPool, error: MemoryError) -> None:
+    """A call of the program fails with this error."""
+    if _may_pass(error):
+        pool._note(1, 0, 0)
+
+
 def _may_pass(error: MemoryError) -> bool:
     """Whether a later attempt may succeed: the pool is full of blocks or messages."""
     return "the tensor pool" in str(error) and not isinstance(error, _NeverFits)
@@ -263,24 +281,14 @@ class _Draft:
 
     def __init__(self, pool: TensorPool, value: Any) -> None:
         self._pool = pool
-        from .packing import Packer  # which needs pickle
+        from .packing import Draft  # which needs pickle
 
-        self._packer = Packer(pool._owns)
-        self._tree, leaves = _core.encode_plain(value)
-        rest: list[Any] = []
-        self._leaves: list[int] = []  # as Packer.about() takes them
-        for leaf in leaves:
-            number = self._packer.number_of(leaf)
-            if number is None:
-                rest.append(leaf)
-                number = -len(rest)
-            self._leaves.append(number)
-        self._pickled = self._packer.pickled(rest) if rest else b""
-        self._about = self._small = b""
+        self._draft = Draft(value, pool._owns)
         self._arrays: list[NDArray] = []
+        self._inlined = 0  # bytes for which there was no room
 
     def take_room(self, wait: float | None, policy: WhenFull) -> None:
-        packer = self._packer
+        packer = self._draft.packer
         places, small, blocks = packer.lay_out(self._pool.inline)
         try:
             lent = [array.nbytes for array in packer.lent if self._pool._owns(array) == 1]
@@ -293,31 +301,21 @@ class _Draft:
         except MemoryError:
             if policy != "inline":
                 raise
+            self._inlined = sum(nbytes for memory, _, nbytes in places if memory >= 0)
             places, small, _ = packer.lay_out(float("inf"))
             taken = []
-        self._write(places, small, taken)
+        self._draft.describe(places)
+        self._draft.write(places, small, [array.numpy() for array in taken])
         self._arrays = packer.lent + taken
 
-    def _write(self, places: Any, small: int, taken: list[NDArray]) -> None:
-        packer = self._packer
-        self._about = packer.about(self._leaves, places)
-        if not places:
-            return
-        import numpy as np
-
-        memory = np.zeros(small, np.uint8)
-        first = len(packer.lent)
-        views = {number: array.numpy() for number, array in enumerate(taken, first)}
-        views[-1] = memory
-        packer.write(places, views.__getitem__)
-        self._small = memory.tobytes()
-
     def sent(self, limits: MessageLimits) -> bytes:
-        arrays = self._arrays
-        parts = self._tree, self._about, self._pickled, self._small
+        arrays, draft = self._arrays, self._draft
+        parts = draft.tree, draft.about, draft.pickled, draft.small
         message: bytes = self._pool._without_views(
             arrays, lambda: self._pool._dumps_parts(arrays, *parts, limits)
         )
+        if self._inlined:
+            self._pool._note(0, 1, self._inlined)
         return message
 
 
@@ -325,15 +323,19 @@ def dumps_parts(pool: TensorPool, value: Any, limits: MessageLimits, when_full: 
     """`TensorPool.dumps` for objects that are not plain, or if the pool has too many messages."""
     policy = when_full or pool.when_full
     draft = _Draft(pool, value)
-    draft.take_room(None if policy == "wait" else 0.0, policy)
-    for pause in _pauses():
+    pauses = _pauses()
+    is_laid_out = False
+    while True:
         try:
+            if not is_laid_out:
+                draft.take_room(None if policy == "wait" else 0.0, policy)
+                is_laid_out = True
             return draft.sent(limits)
         except MemoryError as error:
             if policy != "wait" or not _may_pass(error):
+                _note_refusal(pool, error)
                 raise
-        time.sleep(pause)
-    raise AssertionError
+        time.sleep(next(pauses))
 
 
 _pools: weakref.WeakSet[TensorPool] = weakref.WeakSet()
@@ -364,6 +366,7 @@ def _end() -> None:
             left = _core.linger_pools(0.0)
     if left:
         log.warning("%d messages of tensor pools are lost: no process has opened them", left)
+    close_servers()
 
 
 def _begin_child() -> None:

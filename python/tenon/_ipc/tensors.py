@@ -119,20 +119,28 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 # Written by NumPy, in this thread: PyTorch would divide small copies among threads that it has to wake.
 
 
-def _write_span(tensor: torch.Tensor, begin: int, end: int, memory: Any) -> None:
+def _check_storage(tensor: torch.Tensor, end: int) -> None:
+    """Other code may have resized the storage since the size of the message was known."""
+    if tensor.untyped_storage().nbytes() < end:
+        raise ValueError("the storage of a tensor became smaller while the tensor was sent")
+
+
+def _write_span(tensor: torch.Tensor, begin: int, end: int, view: list[Any]) -> None:
+    _check_storage(tensor, end)
     source = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever torch.set_default_device() says
     source.set_(tensor.untyped_storage(), begin, (end - begin,), (1,))
-    memory[...] = source.numpy()
+    view[0][...] = source.numpy()
 
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-def _write_elements(tensor: torch.Tensor, strides: tuple[int, ...], memory: Any) -> None:
+def _write_elements(tensor: torch.Tensor, strides: tuple[int, ...], view: list[Any]) -> None:
     itemsize = tensor.element_size()
+    _check_storage(tensor, _span(tensor)[1])
     source = tensor.view(_BITS[itemsize]).numpy()
     steps = tuple(stride * itemsize for stride in strides)
-    type(memory)(source.shape, source.dtype, memory, 0, steps)[...] = source
+    type(view[0])(source.shape, source.dtype, view[0], 0, steps)[...] = source
 
 
 def storage_on(memory: Any) -> torch.UntypedStorage:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from math import prod
 from typing import Any
 
-from .._core import Function
+from .._core import Function, Use
 from .._errors import OpError
 from .._values import text_for_c
 
@@ -29,7 +30,8 @@ class CFunction:
     threadsafe : bool
         Whether several threads may call the function at the same time.
     constants : dict
-        The constants that were given to `c_function`, by the names of their parameters.
+        The constants that were given to `c_function`, by the names of their parameters. "rows" and "size" are
+        lengths of the first array.
     """
 
     def __init__(
@@ -40,8 +42,14 @@ class CFunction:
         self._names = tuple(parameter[0] for parameter in native.parameters)
         self.threadsafe = threadsafe
         self.constants = constants
+        self._lengths: dict[str, str] = {}
         for name, value in constants.items():
-            native.check(self._place(name), value)
+            place = self._place(name)
+            is_length = isinstance(value, str) and value in ("rows", "size")
+            if is_length and _is_integer(native.parameters[place]):
+                self._lengths[name] = value
+            else:
+                native.check(place, value)
 
     def _place(self, name: str) -> int:
         if name and name in self._names:
@@ -80,11 +88,49 @@ class CFunction:
                 f"not {len(arguments)}: {self.prototype}"
             )
         rest = iter(arguments)
-        return tuple(given[name] if name in given else next(rest) for name in self._names)
+        values = [given[name] if name in given else next(rest) for name in self._names]
+        for name, what in self._lengths.items():
+            if name not in named:
+                values[self._names.index(name)] = self._length(what, name, values)
+        return tuple(values)
+
+    def _length(self, what: str, name: str, values: list[Any]) -> int:
+        """The length of the first array among the arguments."""
+        for (_, is_pointer, _, dtype), value in zip(self._native.parameters, values, strict=True):
+            if is_pointer and dtype is not None and value is not None:
+                shape = _shape_of(value)
+                if what == "size":
+                    return prod(shape)
+                return shape[0] if shape else 1
+        raise TypeError(
+            f"parameter {name!r} of {self.name!r} is the {what} of the first array, but the call has none"
+        )
+
+    def constants_of_feed(self) -> dict[str, Any]:
+        """The constants for a feed, which binds n to the rows of a batch itself."""
+        for name, what in self._lengths.items():
+            if (name, what) != ("n", "rows"):
+                raise ValueError(
+                    f"parameter {name!r} of {self.name!r} is {what!r}: a feed has a length only for a "
+                    "parameter with the name n, the rows of the batch"
+                )
+        return {name: value for name, value in self.constants.items() if name not in self._lengths}
 
     def __repr__(self) -> str:
         constants = "".join(f", {name}=..." for name in self.constants)
         return f"<tenon.c_function {self.prototype!r}{', threadsafe' if self.threadsafe else ''}{constants}>"
+
+
+def _is_integer(parameter: tuple[str, bool, bool, Any]) -> bool:
+    _, is_pointer, _, dtype = parameter
+    return not is_pointer and dtype.name.lstrip("u").startswith("int")
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Use):
+        value = value.array
+    shape: Any = getattr(value, "shape", None)
+    return tuple(memoryview(value).shape or () if shape is None else shape)
 
 
 def c_function(
@@ -102,12 +148,16 @@ def c_function(
         The library, which is never unloaded. None: a function that is already in the process.
     prototype : str
         A C prototype: ``"int fill(float *data, int64_t *label, size_t n)"``. Parameters are pointers to
-        numbers (``const``: the function only reads), integers and floating-point numbers.
+        numbers (``const``: the function only reads), integers and floating-point numbers. A pointer to
+        another type (``sim_t *``) is a handle, which takes an address: an int, a ``ctypes.c_void_p`` or
+        another pointer of ctypes. ``void *`` takes both.
     threadsafe : bool
         False: one thread at a time calls the function, and a feed calls it in the order of the index.
     **constants
-        Values of parameters by name, equal for all calls: arrays for pointers (kept alive), numbers. A `Feed`
-        with worker processes takes arrays only for ``const`` parameters.
+        Values of parameters by name, equal for all calls: arrays for pointers (kept alive), numbers,
+        addresses. A `Feed` with worker processes takes arrays only for ``const`` parameters. ``n="rows"`` and
+        ``n="size"`` bind an integer to the length of axis 0, or to the number of elements, of the first array
+        of the call; a feed binds ``n`` to the rows of a batch.
 
     Returns
     -------

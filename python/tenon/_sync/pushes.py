@@ -193,7 +193,7 @@ def _explained(work: Work, conflict: LeaseConflict, found: Found | None = None) 
             return False
         return all(id(array) in renewed for array in in_way)
 
-    return explain(conflict, work.uses(True), work.arguments(), can_renew, found)
+    return explain(conflict, work.uses(True), work.arguments(), can_renew, found, work.function)
 
 
 def _renewals(work: Work) -> list[tuple[NDArray, NDArray]]:

@@ -21,6 +21,7 @@ from .. import _core
 from .._core import NDArray, addresses
 from .._errors import LeaseConflict
 from .endings import has_retained, no_other_search, release_retained
+from .function import CFunction
 from .holders import Holder, leases
 from .objects import GENERATORS, frame_of_generator, is_a, variables_of
 from .search import ONE_OBJECT, QUICK, THOROUGH, Aim, Search, ViewPlace, is_result_name
@@ -116,11 +117,12 @@ def explain(
     arguments: Sequence[Any],
     can_renew: Callable[[list[NDArray]], bool],
     found: Found | None = None,
+    function: Any = None,
 ) -> LeaseConflict:
     """Adds to the message of a push that conflicts what refers to the views, if that is found, and what to
     do, the likely ways first. ``uses``: (array, is write, is overwrite) of all that the op uses.
     ``can_renew``: whether ``on_conflict="copy"`` would work if views are in the way of these arrays only.
-    ``found``: the result of `find_live`; None: it searches."""
+    ``found``: the result of `find_live`; None: it searches. ``function``: what the op runs."""
     text = str(error)
     is_original, is_of_views = _reasons(error)
     if not is_original and not is_of_views:
@@ -142,6 +144,8 @@ def explain(
     if places:
         text += f". It is kept by: {_some([place.text for place in places])}"
     ways = _ways_out(in_way, places, is_original, arguments, can_renew)
+    if isinstance(function, CFunction):  # which takes arrays in a direct call, too, beside all views
+        ways.insert(0, f"call it without a push (`{function.name}(...)`), for a call runs beside views")
     text += f". To go on: {'; or '.join(ways)}."
     error.args = (text, *error.args[1:])
     return error

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from .terminal import Table
 
 _NOTHING = "no process of this user shares memory"
+_TAG_NBYTES = 23  # of a tag that the memory has
 _COUNTS = ("sent", "received", "dropped")  # of the items of a channel
 
 Facts = dict[str, Any]
@@ -19,12 +21,28 @@ Facts = dict[str, Any]
 def listing(seen: Facts) -> Iterator[str | Table]:
     """The document of `tenon ls --json` (docs/inspect.md) as lines and tables."""
     if not seen["segments"] and not seen["feeds"]:
-        yield _NOTHING
+        yield f"no shared memory has the name {plain(seen['names'])}" if seen.get("names") else _NOTHING
     blocks = [*map(_feed_lines, seen["feeds"]), *map(_lines, seen["segments"])]
     for i, block in enumerate(blocks):
         if i:
             yield ""
         yield from block
+
+
+def keep_named(seen: Facts, patterns: Sequence[str]) -> None:
+    """Keeps the segments whose names match a pattern of the shell, or whose id begins with it, in place.
+
+    Feeds without a name have none to match; one with a name is a segment, too."""
+    seen["names"] = ", ".join(patterns)
+    seen["feeds"] = []
+    seen["segments"] = [
+        segment
+        for segment in seen["segments"]
+        if any(
+            fnmatch.fnmatchcase(segment["name"] or "", pattern) or (segment["id"] or "").startswith(pattern)
+            for pattern in patterns
+        )
+    ]
 
 
 def add_rates(seen: Facts, before: tuple[Facts, float] | None, now: float) -> None:
@@ -184,8 +202,10 @@ def command_text(process: Facts) -> str:
 
 
 def title(segment: Facts) -> str:
-    """Name, kind and id."""
-    name = plain(segment["name"]) if segment["name"] else "(no name)"
+    """Name, kind and id. What has no name is known by the process that has made it."""
+    creator = segment.get("creator")
+    owner = f"(no name, of {process_text(creator)})" if creator else "(no name)"
+    name = plain(segment["name"]) if segment["name"] else owner
     return f"{name}  {segment['kind']}  {segment['id'] or plain(segment['file'])}"
 
 
@@ -211,13 +231,24 @@ def _lines(segment: Facts) -> Iterator[str | Table]:
         return
     age = max(time.time() - segment["created_ns"] * 1e-9, 0)
     yield f"  made by: {process_text(segment['creator'])}, {age_text(age)} ago"
+    totals = segment["totals"]
+    holdings = _holdings(segment) if totals else {}
     yield Table(
-        ("PLACE", "PID", "COMMAND", "STATE", "SINCE"),
+        ("PLACE", "PID", "COMMAND", "STATE", "SINCE", *(("BLOCKS", "BYTES") if totals else ())),
         [
-            (p["place"], p["pid"], plain(p["command"]), _state(p), _age(p["age_ns"]))
+            (
+                p["place"],
+                p["pid"],
+                plain(p["command"]),
+                _state(p),
+                _age(p["age_ns"]),
+                *(holdings.get(p["place"], (0, 0)) if totals else ()),
+            )
             for p in segment["participants"]
         ],
     )
+    if totals:
+        yield _total_line(segment)
     if segment["channel"]:
         yield from _channel_lines(segment["channel"])
     arrays = segment["arrays"][: 1 if segment["channel"] else None]  # the others are its slots
@@ -239,21 +270,7 @@ def _lines(segment: Facts) -> Iterator[str | Table]:
     )
     for array in segment["arrays"]:
         yield from _notes(array)
-    yield Table(
-        ("MESSAGE", "PID", "BYTES", "OPENS LEFT", "ENDS IN", "AGE", "SENT AT"),
-        [
-            (
-                message["record"],
-                f"{message['pid'] or '-'}{' (lost)' if message['lost'] else ''}",
-                message["nbytes"],
-                "any" if message["opens_left"] is None else message["opens_left"],
-                _age(message["left_ns"]),
-                _age(message["age_ns"]),
-                plain(message["site"] or "-"),
-            )
-            for message in segment["messages"]
-        ],
-    )
+    yield _message_table(segment["messages"])
     yield Table(
         ("LEASE", "PID", "MODE", "BYTES", "AGE"),
         [
@@ -266,6 +283,68 @@ def _lines(segment: Facts) -> Iterator[str | Table]:
             )
             for lease in sorted(segment["leases"], key=lambda lease: (lease["block"], lease["ticket"]))
         ],
+    )
+
+
+def messages(seen: Facts, tag: str) -> Iterator[str | Table]:
+    """The messages of all tensor pools, the oldest first; only those with the tag, unless that is "".
+
+    Tags with the same beginning are not told apart, as the memory has no more of them."""
+    known = plain(tag.encode(errors="replace")[:_TAG_NBYTES].decode(errors="ignore"))
+    found = [
+        message
+        for segment in seen["segments"]
+        for message in segment["messages"]
+        if not tag or (message["tag"] and plain(message["tag"]) == known)
+    ]
+    if not found:
+        yield "no message" if not tag else f"no message has the tag {plain(tag)}"
+        return
+    found.sort(key=lambda message: -(message["age_ns"] or 0))
+    yield _message_table(found)
+
+
+def _message_table(found: Sequence[Facts]) -> Table:
+    return Table(
+        ("MESSAGE", "PID", "BYTES", "STATE", "OPENS LEFT", "ENDS IN", "AGE", "TAG", "SENT AT"),
+        [
+            (
+                message["record"],
+                f"{message['pid'] or '-'}{' (lost)' if message['lost'] else ''}",
+                message["nbytes"],
+                "opened" if message["opened"] else "unopened",
+                "any" if message["opens_left"] is None else message["opens_left"],
+                _age(message["left_ns"]),
+                _age(message["age_ns"]),
+                plain(message["tag"] or "-"),
+                plain(message["site"] or "-"),
+            )
+            for message in found
+        ],
+    )
+
+
+def _holdings(segment: Facts) -> dict[int, tuple[int, int]]:
+    """The number of blocks that the process of each place uses, and of their bytes."""
+    held: dict[int, tuple[int, int]] = {}
+    for array in segment["arrays"]:
+        for place in array["places"]:
+            blocks, nbytes = held.get(place, (0, 0))
+            held[place] = blocks + 1, nbytes + array["nbytes"]
+    return held
+
+
+def _total_line(segment: Facts) -> str:
+    totals = segment["totals"]
+    unopened = [message["nbytes"] for message in segment["messages"] if not message["opened"]]
+    creator = 0  # its place
+    held = [array["nbytes"] for array in segment["arrays"] if set(array["places"]) - {creator}]
+    ended = ("opened", "expired", "revoked", "receivers_gone", "inline", "refused")
+    numbers = ", ".join(f"{name.replace('_', ' ')} {totals[name]}" for name in ended)
+    return (
+        f"  messages: sent {totals['sent']} ({nbytes_text(totals['sent_nbytes'])}), {numbers}; "
+        f"{len(unopened)} unopened ({nbytes_text(sum(unopened))}), "
+        f"{len(held)} held by other processes ({nbytes_text(sum(held))})"
     )
 
 
@@ -315,20 +394,37 @@ def _counts(channel: Facts) -> str:
 
 
 def _channel_lines(channel: Facts) -> Iterator[str | Table]:
-    fields = ", ".join(map(plain, channel["fields"]))
+    fields = "objects" if channel["objects"] else f"fields {', '.join(map(plain, channel['fields']))}"
     yield (
         f"  channel: {channel['mode']}, when full {channel['when_full']}; {_counts(channel)}, "
-        f"deaths {channel['deaths']}; fields {fields}"
+        f"deaths {channel['deaths']}; {fields}"
     )
     if channel["damaged"]:
         yield f"  channel: damaged: {plain(channel['damaged'])}"
         return
-    consumers = [f"{c['pid']} (at {c['cursor']})" for c in channel["consumers"]]
+    slots = {i: slot for i, slot in enumerate(channel["slots"]) if slot["state"] != "free"}
+    if room := channel["room"]:
+        yield (
+            f"  room: {len(slots)} of {counted(len(channel['slots']), 'slot')}, "
+            f"{nbytes_text(room['used_nbytes'])} of {nbytes_text(room['nbytes'])} in use; "
+            f"{nbytes_text(room['committed_nbytes'])} of memory taken; "
+            f"largest item sent {nbytes_text(room['largest_sent_nbytes'])}; refused {room['refused']}"
+        )
+    consumers = [
+        f"{c['pid']} ({'newest only' if c['cursor'] is None else 'at {}'.format(c['cursor'])})"
+        for c in channel["consumers"]
+    ]
     yield f"  producers: {_pids(channel['producers'])}; consumers: {', '.join(consumers) or '-'}"
     yield Table(
-        ("SLOT", "STATE", "SEQUENCE", "HELD BY"),
+        ("SLOT", "STATE", "SEQUENCE", "SIZE", "HELD BY"),
         [
-            (i, slot["state"], slot["sequence"] or "-", _pids(slot["holders"]))
-            for i, slot in enumerate(channel["slots"])
+            (
+                i,
+                slot["state"],
+                slot["sequence"] or "-",
+                nbytes_text(slot["nbytes"]) if channel["room"] else "-",
+                _pids(slot["holders"]),
+            )
+            for i, slot in slots.items()
         ],
     )

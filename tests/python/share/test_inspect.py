@@ -281,6 +281,52 @@ def test_messages_of_a_killed_process_are_shown_as_lost(lone_collector, other, a
     wait_until(lambda: messages() == [])
 
 
+def test_messages_are_shown_with_their_tags_and_what_became_of_them():
+    pool = tn.TensorPool("1 MB", inline=0, linger=0)
+    tag = f"request {os.getpid()} which is long"
+    twice, any_number = pool.dumps(np.zeros(1000), tag=tag, opens=2), pool.dumps(np.zeros(2000), opens=None)
+    assert tn.loads(pool.dumps(np.zeros(3000))).size == 3000
+    frozen = pool.freeze(pool.put(np.zeros(200_000, "u1")))
+    with pytest.raises(MemoryError):
+        pool.dumps([np.zeros(900_000, "u1")], when_full="raise")
+
+    def shown():
+        own = [s for s in seen() if s["kind"] == "tensor pool" and s["creator"]["pid"] == os.getpid()]
+        (found,) = [s for s in own if s["totals"]["sent_nbytes"] == 49152]
+        return found, {message["nbytes"]: message for message in found["messages"]}
+
+    found, messages = shown()
+    assert {name: found["totals"][name] for name in ("sent", "opened", "refused")} == {
+        "sent": 3, "opened": 1, "refused": 1
+    }  # fmt: skip
+    assert (messages[8192]["tag"], messages[8192]["opened"]) == (tag[:23], False)
+    assert (messages[16384]["tag"], messages[16384]["opened"]) == (None, False)
+    assert "test_inspect.py:" in messages[8192]["site"] and "request" not in messages[8192]["site"]
+    for message in (twice, any_number):
+        assert tn.loads(message).sum() == 0
+    messages = shown()[1]
+    assert [(messages[n]["opened"], messages[n]["opens_left"]) for n in (8192, 16384)] == [
+        (True, 1),
+        (True, None),
+    ]
+    text = command("ls")
+    assert "messages: sent 3 (" in text and "refused 1; 0 unopened (0 B), 0 held by other processes" in text
+    assert command("ls", "--messages", tag).count("test_inspect.py:") == 1
+    assert command("ls", "--messages").count("test_inspect.py:") >= 2
+    assert command("ls", "--messages", "another") == "no message has the tag another\n"
+    assert pool.revoke(tag) == 1 and pool.revoke(message=any_number) == 1
+    assert shown()[0]["totals"]["revoked"] == 2
+    del frozen
+
+
+@pytest.mark.parametrize("tag", ["a line\nand\x85one\tmore", "x" * 22 + "\u00e9 and more", "x" * 30])
+def test_messages_are_found_by_tags_of_any_characters(tag):
+    pool = tn.TensorPool("1 MB", inline=0, linger=0)
+    message = pool.dumps(np.zeros(500), tag=tag)
+    assert command("ls", "--messages", tag).count("test_inspect.py:") == 1
+    pool.revoke(message=message)
+
+
 def test_a_channel_is_shown_with_its_slots_and_ends(other, label):
     channel = tn.Channel({"x": ("f4", (3,)), "k": ("i8", ())}, slots=4, name=label)
     other.ask("ch = tn.Channel.attach(name)", name=label)
@@ -299,7 +345,7 @@ def test_a_channel_is_shown_with_its_slots_and_ends(other, label):
         ("held", 0, [other.pid]), ("ready", 2, []), ("ready", 3, []), ("held", 0, [os.getpid()])
     ]  # fmt: skip
     assert shown["producers"] == [os.getpid()]
-    assert shown["consumers"] == [{"pid": other.pid, "cursor": 1}]
+    assert shown["consumers"] == [{"pid": other.pid, "cursor": 1, "receives": "every"}]
     loan.drop()
     other.kill()
     shown = segment(label)["channel"]
@@ -307,6 +353,62 @@ def test_a_channel_is_shown_with_its_slots_and_ends(other, label):
     assert shown["consumers"] == []  # it does not live
     text = command("ls")
     assert "queue, when full wait; sent 3, received 1" in text and "fields x, k" in text
+
+
+def test_a_channel_of_objects_is_shown_with_its_bytes_and_refusals(other, label):
+    channel = tn.Channel(nbytes="4 MiB", slots=6, mode="broadcast", when_full="keep", name=label)
+    other.ask("ch = tn.Channel.attach(name, receives='latest')", name=label)
+    sizes = [1 << 20, 100_000, 3 << 20]
+    for size in sizes[:2]:
+        channel.send(np.zeros(size, "u1"))
+    other.ask("item = ch.recv()")
+    with pytest.raises(TimeoutError):
+        channel.send(np.zeros(sizes[2], "u1"), timeout=0)
+    shown, stats = segment(label)["channel"], channel.stats()
+    assert (shown["objects"], shown["fields"]) == (True, [])
+    assert shown["consumers"] == [{"pid": other.pid, "cursor": None, "receives": "latest"}]
+    room = shown["room"]
+    assert room == {
+        "refused": 1, "nbytes": 4 << 20, "used_nbytes": stats["used"], "committed_nbytes": stats["committed"],
+        "largest_sent_nbytes": stats["largest_sent"],
+    }  # fmt: skip
+    slots = [slot for slot in shown["slots"] if slot["state"] != "free"]
+    assert [(slot["sequence"], slot["holders"]) for slot in slots] == [(1, []), (2, [other.pid])]
+    for slot, size in zip(slots, sizes, strict=False):
+        assert size < slot["nbytes"] < size + (64 << 10)
+    assert sum(slot["nbytes"] for slot in slots) == room["used_nbytes"] <= room["committed_nbytes"]
+    text = command("ls")
+    assert "; objects" in text and f"consumers: {other.pid} (newest only)" in text
+    assert "room: 2 of 6 slots, 1.1 MiB of 4.0 MiB in use; " in text and "; refused 1" in text
+    assert f"{slots[0]['nbytes'] / (1 << 20):.1f} MiB" in text
+
+
+def test_names_select_what_is_listed(label):
+    kept = [tn.zeros(2, shared=label), tn.zeros(2, shared=f"{label}-b")]
+    first, second = segment(label)["id"], segment(f"{label}-b")["id"]
+    for patterns, found in [
+        ((label,), {first}),
+        ((f"{label}*",), {first, second}),
+        ((f"{label}-?", first[:12]), {first, second}),
+        ((label[:-1],), set()),
+    ]:
+        document = json.loads(command("ls", "--json", *patterns))
+        assert {s["id"] for s in document["segments"]} == found and document["feeds"] == []
+        text = command("ls", *patterns)
+        assert {one for one in (first, second) if one in text} == found
+        assert found or text == f"no shared memory has the name {label[:-1]}\n"
+    del kept
+
+
+def test_a_channel_without_a_name_is_that_of_its_maker():
+    channel = tn.Channel({"x": ("f4", (2,))}, slots=5)
+    with channel.loan() as item:
+        item.x = 1
+    mine = [s for s in seen() if s["kind"] == "channel" and s["creator"]["pid"] == os.getpid()]
+    text = listed({"segments": [s for s in mine if not s["name"]]})
+    assert f"(no name, of {os.getpid()} " in text and "room: 1 of 5 slots" in text
+    channel.recv()
+    channel.close()
 
 
 def test_an_arena_is_shown_with_the_layout_that_it_holds(label):
@@ -329,19 +431,22 @@ def test_an_arena_is_shown_with_the_layout_that_it_holds(label):
 
 KEYS = {
     "segment": "id name kind damaged file nbytes committed_nbytes created_ns creator processes participants "
-    "arrays leases channel messages",
+    "arrays leases channel messages totals",
     "process": "pid command alive stopped",
     "participant": "place state pid command alive stopped age_ns",
-    "array": "block begin nbytes dtype shape version users handles more_handles deaths arena",
+    "array": "block begin nbytes dtype shape version users places handles more_handles deaths arena",
     "handle": "pid place count lost",
     "death": "pid begin end several",
     "lease": "block pid place mode state begin end ticket age_ns task",
     "arena": "damaged layouts active generation",
-    "channel": "damaged mode when_full fields sent received dropped deaths slots producers consumers "
-    "sent_per_s received_per_s dropped_per_s",
-    "slot": "state sequence holders",
-    "message": "record nbytes opens_left age_ns left_ns pid lost site handed_over",
-    "consumer": "pid cursor",
+    "channel": "damaged mode when_full fields sent received dropped deaths objects room slots producers "
+    "consumers sent_per_s received_per_s dropped_per_s",
+    "room": "refused nbytes used_nbytes committed_nbytes largest_sent_nbytes",
+    "slot": "state sequence nbytes holders",
+    "message": "record nbytes opens_left age_ns left_ns pid lost site tag opened handed_over",
+    "totals": "sent sent_nbytes opened expired revoked receivers_gone inline inline_nbytes refused waits "
+    "waited_ns",
+    "consumer": "pid cursor receives",
     "feed": "file damaged pid command alive over nbytes rows slots slot_nbytes workers processes "
     "fills_per_s rows_per_s",
     "worker": "worker state epoch index asked answered last_fill_ns fills_per_s",
@@ -387,8 +492,11 @@ def test_the_names_of_the_document_s_members_stay(other, label):
                     check(kind, value)
             if array["arena"]:
                 check("arena", array["arena"])
+        if found["totals"]:
+            check("totals", found["totals"])
         if found["channel"]:
             check("channel", found["channel"])
+            check("room", found["channel"]["room"])
             for kind in ("slot", "consumer"):
                 for value in found["channel"][kind + "s"]:
                     check(kind, value)
