@@ -8,7 +8,7 @@ Run it with a Python that has requirements/test.txt and the package. --quick is 
 few rounds and prints the results instead of writing them. --check compares the ratios to the peers with those
 that the last complete run on this kind of machine stored in bench/ratios.json, writes nothing, and fails when
 a row is more than 15 % worse in each of two measurements. Workloads: exchange, engine, kernels, share,
-feed, growth; all these by default. And messages; and device, on a machine with a GPU."""
+feed, growth; all these by default. And messages, channels; and device, on a machine with a GPU."""
 
 import argparse
 import importlib
@@ -19,7 +19,7 @@ import ratios
 from report import replace_section
 
 ON_ANY_MACHINE = ("exchange", "engine", "kernels", "share", "feed", "growth")
-WORKLOADS = (*ON_ANY_MACHINE, "messages", "device")
+WORKLOADS = (*ON_ANY_MACHINE, "messages", "channels", "device")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 

@@ -134,9 +134,10 @@ ROWS = ("native_rows", "stock_rows", "torch_rows", "iceoryx2_rows", "ray_rows", 
 
 def peers_of(module):
     """The peers of one module, by name."""
-    return {peer.name: peer for peer in importlib.import_module(f"share.{module}").PEERS}
+    return {peer.name: peer for peer in importlib.import_module(module).PEERS}
 
 
 def all_peers():
     """(module, peer) of every row."""
-    return [(module, peer) for module in ROWS for peer in peers_of(module).values()]
+    modules = [f"share.{name}" for name in ROWS]
+    return [(module, peer) for module in modules for peer in peers_of(module).values()]
