@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the files and runs the commands of the tutorial and the how-to guides before their examples run."""
+"""Writes the files and runs the commands of the tutorials and the how-to guides before their examples run."""
 
 import importlib.util
 import re
@@ -13,11 +13,11 @@ import pytest
 
 FOLDER = Path(__file__).parent
 # A block whose first line is a comment with the name of its file.
-FILE = re.compile(r"^```\w+\n((?:/\*|//|!) (\w+\.\w+)(?: \*/)?\n.*?)^```$", re.M | re.S)
+FILE = re.compile(r"^```\w+\n((?:/\*|//|!|#) (\w+\.\w+)(?: \*/)?\n.*?)^```$", re.M | re.S)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 # Not installed in every environment with the tests.
-PACKAGES = re.compile(r"^(?:>>>|\.\.\.) +(?:import|from) .*?\b(jax|onnxruntime|pyarrow|torch)\b", re.M)
+PACKAGES = re.compile(r"^(?:>>>|\.\.\.) +(?:import|from) .*?\b(PIL|jax|onnxruntime|pyarrow|torch)\b", re.M)
 
 
 def run_commands(page, folder):
@@ -40,7 +40,7 @@ def files_of_the_page(request, tmp_path, monkeypatch):
     for package in PACKAGES.findall(page.read_text()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{page.name} needs {package}")
-    if page.parent == FOLDER / "howto" or page.name == "tutorial.md":
+    if page.parent == FOLDER / "howto" or page.name.startswith("tutorial"):
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
         monkeypatch.chdir(tmp_path)
         run_commands(page, tmp_path)

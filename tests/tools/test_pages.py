@@ -83,3 +83,13 @@ def test_without_an_address_the_metadata_have_the_text_of_the_links():
     assert "- The contract: the rules" in text
     kept = "see [PEP 8](https://peps.python.org/pep-0008/) and [below](#below)"
     assert readme.absolute(kept) == readme.absolute(kept, "https://example.org/tenon") == kept
+
+
+PROGRAM = re.compile(r"^```(?:console$|\w+\n(?:/\*|//|!|#) \w+\.\w+(?: \*/)?$)", re.M)
+
+
+def test_each_page_with_programs_has_an_example_so_that_pytest_runs_it():
+    pages = [*(ROOT / "docs/howto").glob("*.md"), *(ROOT / "docs").glob("tutorial*.md")]
+    with_programs = [page for page in pages if PROGRAM.search(page.read_text())]
+    assert len(with_programs) >= 7
+    assert not [page.name for page in with_programs if ">>> " not in page.read_text()]
