@@ -398,7 +398,7 @@ typedef struct tenon_lease_options {
 
 /* Waits until the lease is granted. Fails with BUFFER (TENON_WRITE on a read-only array), TIMEOUT, DEADLOCK
  * (it would wait for itself), LEASE_CONFLICT (a write under the caller's own read lease; in the body of an op
- * that has not declared the array), OP (the memory holds no value, and TENON_OVERWRITE is not set),
+ * that has not declared the array), OP (the values are invalid, and TENON_OVERWRITE is not set),
  * INTERRUPTED, OWNER_DIED. */
 TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* array,
                                            const tenon_lease_options* options, tenon_error* error);
@@ -408,7 +408,7 @@ TENON_API tenon_status tenon_lease_acquire(tenon_lease* lease, tenon_array* arra
  * the thread of the lease may act under it. */
 TENON_API int32_t tenon_lease_release(tenon_lease* lease);
 
-/* Releases a lease whose write was not completed. The memory holds no value until it is overwritten. */
+/* Releases a lease whose write was not completed. The values are invalid until they are overwritten. */
 TENON_API int32_t tenon_lease_fail(tenon_lease* lease, const char* message);
 
 /* Removes the owner of the lease. Any thread may release it, and deadlocks through it are not detected. */
@@ -535,7 +535,7 @@ typedef struct tenon_work {
   uint32_t struct_size;
   int32_t on_conflict; /* TENON_CONFLICT_* */
   void* context;
-  /* Called once, on any thread. Not called if memory that the op reads holds no value: the op fails then. It
+  /* Called once, on any thread. Not called if values that the op reads are invalid: the op fails then. It
    * must end the op with tenon_op_complete or tenon_op_fail, now or later, on any thread. It may not wait for
    * ops or leases. If it ends its thread (pthread_exit), the op fails, and a new thread takes the place of
    * the ended one. On a thread of the caller, and with TENON_NEEDS_LOCK, the process ends with a message. */
@@ -612,9 +612,9 @@ TENON_API tenon_status tenon_wait_all(int64_t timeout_ns, tenon_error* error);
 /* A synchronous call that uses arrays from tenon_call_begin to tenon_call_end, both in the same thread. Begin
  * waits until all uses are granted, at the same time. Accesses of this thread to the arrays then use the
  * call. Views that are opened during the call may outlive it. uses: with TENON_OVERWRITE (since 0.3) the
- * array holds a value at the end of the call. name (of the call) and site are for messages and are copied;
- * site may be NULL. Fails with VALUE, BUFFER (a write to a read-only
- * array), and as tenon_view_open. \since 0.2 */
+ * values of the array are valid at the end of the call. name (of the call) and site are for messages and are
+ * copied; site may be NULL. Fails with VALUE, BUFFER (a write to a read-only array), and as tenon_view_open.
+ * \since 0.2 */
 typedef struct tenon_call tenon_call;
 TENON_API tenon_status tenon_call_begin(const char* name, const char* site, int32_t n, const tenon_use* uses,
                                         tenon_call** out, tenon_error* error);
@@ -625,9 +625,9 @@ TENON_API void tenon_call_end(tenon_call* call); /* call once; NULL does nothing
 TENON_API tenon_status tenon_array_wait(tenon_array* array, int32_t access, int64_t timeout_ns,
                                         tenon_error* error);
 
-/* The reason why memory holds no value. Reference-counted; constant. */
+/* The reason why values are invalid. Reference-counted; constant. */
 TENON_API tenon_failure* tenon_op_failure(tenon_op* op);          /* NULL: not done, or not failed */
-TENON_API tenon_failure* tenon_array_failure(tenon_array* array); /* NULL: the array holds a value */
+TENON_API tenon_failure* tenon_array_failure(tenon_array* array); /* NULL: the values are valid */
 /* The same, 1 or 0, without giving the failure to the caller: it is reported if no other call gets it.
  * \since 0.6 */
 TENON_API int32_t tenon_array_has_value(tenon_array* array);

@@ -64,7 +64,7 @@ class Site {
 
 // A lease of an array, held from construction to release() or the end of the scope. Accesses of its thread to
 // the array use the lease. Conflicting ops that are pushed meanwhile wait for it. If an exception leaves the
-// scope of a write lease, the memory holds no value until all of it is overwritten.
+// scope of a write lease, the values are invalid until all of them are overwritten.
 // It cannot be copied or moved, because the queue points to it: `auto lease = array.write();`. It allocates
 // nothing. Threads: it belongs to the thread that took it. Any thread may call release, fail and detach.
 class Lease {

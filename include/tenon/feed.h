@@ -235,8 +235,8 @@ enum tenon_host_memory {
  * slot is filled again after the event of its copy, a device slot is used again when its batch, all arrays
  * and views, and the work given to their streams before are gone. on_starved means device slots; COPY and
  * GROW allocate memory on the device. A failed copy is an OP failure (TENON_NOT_COPIED) of tenon_feed_next,
- * or the arrays hold no value. Fails with VALUE, CLOSED, NO_MEMORY, and as tenon_device_describe; then
- * batches lie on the slots. Since 0.6. */
+ * or the values of the arrays are invalid. Fails with VALUE, CLOSED, NO_MEMORY, and as
+ * tenon_device_describe; then batches lie on the slots. Since 0.6. */
 TENON_API tenon_status tenon_feed_use_device(tenon_feed* feed, tenon_device device, int32_t slots,
                                              tenon_error* error);
 

@@ -175,7 +175,7 @@ TENON_API tenon_field tenon_arena_field(const tenon_arena* arena, int32_t layout
 TENON_API int32_t tenon_arena_active(const tenon_arena* arena, uint64_t* generation);
 
 /* Takes a lease under which the arrays of a layout may be used. A write lease changes the arena to the layout
- * if necessary. Then the elements have no values, and earlier failures of the memory are cleared. Fails as
+ * if necessary. Then the elements are invalid, and earlier failures of the memory are cleared. Fails as
  * tenon_lease_acquire, with NOT_FOUND (no such layout) and LEASE_CONFLICT (a read, but the arena has another
  * layout; a change, but views of the other layout exist or the caller uses it). */
 TENON_API tenon_status tenon_arena_use(tenon_arena* arena, const char* layout,

@@ -78,7 +78,7 @@ constexpr T sized() noexcept {
 
 }  // namespace detail
 
-// The reason why an op has no result, or memory holds no value. Copies share it. A default-constructed one is
+// The reason why an op has no result, or values are invalid. Copies share it. A default-constructed one is
 // empty and may only be assigned to, tested and destroyed.
 class Failure {
  public:
@@ -532,7 +532,7 @@ class Array {
   // Wait until the writes, or all uses, that were pushed before are done.
   void wait_to_read(std::chrono::nanoseconds timeout = forever) const { wait(Access::kRead, timeout); }
   void wait_to_write(std::chrono::nanoseconds timeout = forever) const { wait(Access::kWrite, timeout); }
-  // The reason why the elements hold no value; empty if they hold values.
+  // The reason why the elements are invalid; empty if they are valid.
   Failure failure() const { return Failure::steal(tenon_array_failure(get())); }
   // Declares the elements valid again. Fails as tenon_array_make_consistent.
   void clear_error() const { call(tenon_array_make_consistent, get()); }

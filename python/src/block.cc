@@ -424,10 +424,10 @@ void add_block_methods(Parts& parts) {
       "write($self, overwrite=False, on_owner_died='raise', *, timeout=None)\n--\n\n"
       "``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`. If an "
       "exception leaves\n"
-      "the block, the array holds no value until all of it is written.\n\n"
+      "the block, the elements are invalid until all of them are written.\n\n"
       "Parameters\n----------\noverwrite : bool\n    The block writes every element before it reads any. "
       "This "
-      "works also if the array holds no value.\n"));
+      "works also if the elements are invalid.\n"));
 }
 
 nb::object open_block(nb::handle object, tenon_lease& lease, nb::object keeper) {

@@ -310,7 +310,7 @@ void add_leases(nb::module_& module) {
       "Waits until all ops that use this memory and were pushed before are done. As `wait_to_read`.\n");
   def_method(
       "clear_error", [](const Array& self) { call(tenon_array_make_consistent, self.get()); },
-      "Says that the memory holds a value although an op that was to write it has failed, or a process has\n"
+      "Says that the values are valid although an op that was to write it has failed, or a process has\n"
       "died while it was writing there.\n\n"
       "Raises\n------\nTimeoutError\n    Another process has kept the shared memory for longer than\n"
       "    `tenon.set_lock_timeout` says: the error is not cleared.\n");

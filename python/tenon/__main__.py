@@ -218,7 +218,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="tenon", description="Array memory lent, not copied.")
+    parser = _Parser(
+        prog="tenon", description="Lists feeds and shared memory, checks this machine, prints build options."
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version of the package")
     commands = parser.add_subparsers(prog=parser.prog, required=True, metavar="COMMAND")
 

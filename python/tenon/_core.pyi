@@ -448,12 +448,12 @@ class NDArray:
     ) -> Block:
         """
         ``with a.write() as v:`` writes the array, which is not used elsewhere meanwhile. As `read`. If an exception leaves
-        the block, the array holds no value until all of it is written.
+        the block, the elements are invalid until all of them are written.
 
         Parameters
         ----------
         overwrite : bool
-            The block writes every element before it reads any. This works also if the array holds no value.
+            The block writes every element before it reads any. This works also if the elements are invalid.
         """
 
     @property
@@ -795,7 +795,7 @@ class NDArray:
 
     def clear_error(self) -> None:
         """
-        Says that the memory holds a value although an op that was to write it has failed, or a process has
+        Says that the values are valid although an op that was to write it has failed, or a process has
         died while it was writing there.
 
         Raises

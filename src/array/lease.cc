@@ -118,7 +118,7 @@ inline void Lease::begin(const Array& array) {
 void Lease::check_failures() {
   const Ref<Failure> failure = accepts_failure_ ? Ref<Failure>() : impl::failure_of(request_);
   if (!failure) return;
-  end_span(trace::SpanOutcome::kFailed, "the memory holds no value");
+  end_span(trace::SpanOutcome::kFailed, "the values are invalid");
   impl::release(request_, false);
   throw OpFailure(failure);
 }

@@ -215,7 +215,7 @@ TEST_P(EngineOn, AFailureIsReportedOnceWhenNobodyCanSeeItAnyMore) {
   bad = {};
   wait(push({overwrite(a)}, [] {}));
   skipped = {};
-  EXPECT_TRUE(reports.names().empty()) << "b holds no value because of it";
+  EXPECT_TRUE(reports.names().empty()) << "the values of b are invalid because of it";
   wait(push({overwrite(b)}, [] {}));
   reports.wait_for(1);
   EXPECT_EQ(take_failures(), 1u) << "a thread that waits for all ops learns of it nevertheless";

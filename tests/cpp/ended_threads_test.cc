@@ -69,7 +69,7 @@ TEST_F(EndedThreads, ABodyInCppFailsItsOp) {
       write(a));
   EXPECT_TRUE(names_the_end(failure_of(op))) << failure_of(op);
   EXPECT_EQ(deaths, 1);
-  EXPECT_THROW((void)(a.as<const int64_t, 1>()), OpError) << "the array holds no value";
+  EXPECT_THROW((void)(a.as<const int64_t, 1>()), OpError) << "the values of the array are invalid";
   expect_that_ops_run();
 }
 

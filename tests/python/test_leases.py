@@ -431,7 +431,8 @@ def test_the_error_after_a_failed_block_says_what_helps():
     with pytest.raises(KeyError), a.write() as v:
         v[0] = 1
         raise KeyError("x")
-    with pytest.raises(tn.OpError, match=r"no value \(in a lease taken at \S*test_leases.py:\d+\): ") as told:
+    text = r"the values are invalid \(in a lease taken at \S*test_leases.py:\d+\): "
+    with pytest.raises(tn.OpError, match=text) as told:
         a.tolist()
     assert "ended with KeyError: 'x'; write all of it (`a[...] = x`)" in str(told.value)
     assert "(`a.clear_error()`)" in str(told.value)

@@ -70,7 +70,7 @@ class Feed(Forms):
         ``fill_timeout``, and not for the loops of `worker`. Nothing is filled ahead.
     processes : bool or str
         Use processes as workers. Native functions run in forks of this process, without Python, and take no
-        array constants that are not ``const``. Python generators run in processes of `multiprocessing`, with
+        array constants that are not ``const``. Python functions run in processes of `multiprocessing`, with
         the given or the default start method. Before each batch, the global generators of `random`, NumPy and
         PyTorch are seeded there from the seed of the batch; threads leave those of the program alone. The
         slots then lie in memory that the workers map. If this process forks, the child sees that inherited
@@ -123,7 +123,7 @@ class Feed(Forms):
         in the same way. If the number of batches is not a multiple of ``world_size``, the last ranks get one
         batch less.
     check : bool or "values", optional
-        Makes it an error of a Python generator if it passes on a batch of which a field was not written: the
+        Makes it an error of a Python function if it passes on a batch of which a field was not written: the
         fill did not use the array of the field, neither by access nor by assignment. Without the check, the
         first such batch is logged, and ``feed.stats().unwritten`` counts them. "values": also if a part of a
         field was not written, as of a last batch without ``batch.rows``. Fields of `schema` that are "kept"
@@ -461,7 +461,7 @@ class Feed(Forms):
         worker that was delivered or skipped, or that failed or ended the epoch; ``worker``, which fills the
         next batch; and ``ranks``. Later batches do not change them.
 
-        ``indexed`` is False if a delivered batch was filled by a Python generator without ``batch.index``
+        ``indexed`` is False if a delivered batch was filled by a Python function without ``batch.index``
         and ``batch.seed``. Then the position cannot be restored.
         """
         epoch, index, worker, ignored_index, states = self._native.state()

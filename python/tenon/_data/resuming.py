@@ -69,7 +69,7 @@ def check_state(state: Any, own: dict[str, Any]) -> tuple[int, int]:
 
 
 def check_can_resume(native: NativeFeed, generator: Any, state: dict[str, Any], is_start: bool) -> None:
-    """For a position without states. A Python generator is checked at each batch that it fills."""
+    """For a position without states. A Python function is checked at each batch that it fills."""
     where = f"batch {state['next']} of epoch {state['epoch']}"
     if native.has_state:
         if is_start:

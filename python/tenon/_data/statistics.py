@@ -189,7 +189,7 @@ class FeedStatistics:
         Batches that were skipped after a failure; repeated fills; restarted worker processes; batches that
         were delivered as copies because slots were missing.
     unwritten : int
-        Fills of a Python generator that did not use the array of each field, neither by access nor by
+        Fills of a Python function that did not use the array of each field, neither by access nor by
         assignment. The consumer gets the other fields with old elements. Batches of 0 rows are not counted.
         See ``check`` of `Feed`.
     abandoned : int

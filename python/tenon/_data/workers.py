@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generators in Python: `worker`, and the loop that each worker runs."""
+"""Python functions that fill batches: `worker`, and the loop that each worker runs."""
 
 from __future__ import annotations
 
@@ -506,7 +506,7 @@ def _run_process(link: str, schema: Schema, function: Callable[..., Any], setup:
 
 
 class Workers:
-    """Starts the workers of a Python generator for a feed, and detects their ends.
+    """Starts the workers of a Python function for a feed, and detects their ends.
 
     Parameters
     ----------
@@ -646,7 +646,7 @@ def _close_feeds_before_processes_end() -> None:
 
 
 class PythonGenerator:
-    """A Python generator with its arguments: the result of calling a function that `worker` decorates."""
+    """A Python function with its arguments: the result of calling a function that `worker` decorates."""
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class Arena:
         layout : str
         mode : {'w', 'r'}
             'w': exclusive access. The arena changes to the layout if it holds another one; the elements then
-            have no values. 'r': shared access with other readers. The arena must hold the layout.
+            are invalid. 'r': shared access with other readers. The arena must hold the layout.
         timeout : float, optional
             Seconds. None: no limit inside of this process; `set_lock_timeout` applies to other processes.
         on_owner_died : {'raise', 'ignore'} or callable

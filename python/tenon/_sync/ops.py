@@ -79,12 +79,12 @@ class Op(NativeOp[_T_co]):
 
 
 def op_error(failure: tuple[str, str, str, int, BaseException | None]) -> OpError:
-    """The exception with the reason why memory holds no value."""
+    """The exception with the reason why values are invalid."""
     message, op, site, code, cause = failure
     where = f" (pushed at {site})" if site else ""
     text = f"op {op!r} failed{where}: {message}"
     if op == "write()":  # a block or lease: its user may not know ops
-        text = f"the memory holds no value{where.replace('pushed', 'in a lease taken')}: {message}"
+        text = f"the values are invalid{where.replace('pushed', 'in a lease taken')}: {message}"
     error = OpError(text, code)
     error.op, error.site = op, site or None
     error.__cause__ = cause
