@@ -109,10 +109,11 @@ def test_other_ends_lose_it_and_the_first_use_says_so(how):
 
 def test_a_limit_of_the_sender_does_not_end_what_was_taken_over(other):
     other.ask("a = tn.full(3, 7, shared=True)")
-    other.ask("handles = [tn.Handle(a, timeout=1.0) for _ in range(2)]")
+    other.ask("handles = [tn.Handle(a) for _ in range(2)]")
     one, two = other.ask("[handle._data for handle in handles]")
     before = handles_of_this_process()
     assert _core.take_over_handle(one, 600.0)
+    other.ask("_ = [tn._core.limit_handle(handle._data, 0, 0.05) for handle in handles]")
     until(lambda: not other.ask("tn._core.is_handle_unopened(handles[1]._data)"))
     assert handles_of_this_process() == before + 1
     assert not _core.take_over_handle(two, 600.0)
