@@ -92,7 +92,11 @@ class Parser {
     Prototype prototype;
     if (token_ == "extern") advance();
     prototype.result = declaration_type();
-    if (prototype.result.is_pointer) fail("a function that returns a pointer cannot be used");
+    if (prototype.result.is_pointer) {
+      fail(
+          "a function that returns a pointer cannot be used; declare the result of one that returns a handle "
+          "as uintptr_t");
+    }
     if (at_word()) {
       prototype.name = take();
     } else {

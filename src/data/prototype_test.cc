@@ -207,6 +207,7 @@ TEST(Prototype, WhatCannotBePassedIsRefusedWithThePlace) {
       {"int f(int a) noexcept", "should end", 13},
       {"int f(int a); int g()", "should end", 14},
       {"char *name(void)", "returns a pointer", 6},
+      {"sim_t *sim_new(void)", "as uintptr_t", 7},
       {"", "a type is missing", 0},
       {"fill(float *data)", "'fill' is not a type", 0},
   };
