@@ -14,7 +14,13 @@ copyright = author
 release = version = ".".join(numbers)
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "reference",
+]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["extensions", "static"]
 suppress_warnings = ["ref.python"]  # words of docstrings that several classes have as members
@@ -30,6 +36,9 @@ python_maximum_signature_line_length = c_maximum_signature_line_length = cpp_max
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 default_role = "py:obj"
+# Prompts are not copied. If a block has prompts, only their lines are copied.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["static"]
