@@ -41,7 +41,7 @@ def test_each_cell_shows_what_the_page_says(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps([code for _, code, _ in page]),
-        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        env={**os.environ, "IPYTHONDIR": str(tmp_path), "TENON_RUNTIME_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=600,
