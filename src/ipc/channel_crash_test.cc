@@ -80,6 +80,7 @@ void witness(Lines& lines, const std::string& name) {
   try {
     while (channel.receive(0s)) {
     }
+    lines.say("has closed");  // the death was counted before it joined
   } catch (const api::Error&) {
     lines.say("has heard");
   }

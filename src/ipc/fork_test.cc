@@ -394,6 +394,7 @@ TEST(Fork, AChildWithoutAPlaceLeavesTheItemsOfAChannelToItsParent) {
 TEST(Fork, AnAbandonedPlaceIsFreeAgain) {
   StandIn owner{2}, other{owner};
   const uint32_t block = owner.take(64);
+  owner.segment().lock_messages();
   owner.segment().before_fork();  // and no child comes
   owner.segment().after_fork();
   const Control& control = owner.segment().control();
