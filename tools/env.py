@@ -84,7 +84,7 @@ def base_python():
         if found and found[0] in VERSIONS and found[1]:
             return name
     sys.exit(
-        f"Tenon needs CPython {VERSIONS[0]} or newer with venv and its C headers, and found none.\n"
+        f"Tenon needs CPython {VERSIONS[0]} to {VERSIONS[-1]} with venv and its C headers, and found none.\n"
         "On Debian and Ubuntu: apt-get install python3-venv python3-dev"
     )
 
@@ -229,7 +229,7 @@ def current_wheel(environment, is_profiled=False, beside=None):
 def prepare(name, is_profiled=False):
     """.venv with requirements/NAME.txt and the current wheel."""
     if not shutil.which(os.environ.get("CXX", "c++")):
-        sys.exit("Tenon needs a C++20 compiler (g++ 12 or newer, or clang++) and found none.")
+        sys.exit("Tenon needs a C++20 compiler (g++ 11, clang++ 15, or newer) and found none.")
     environment = Environment(VENV, base_python())
     environment.require("build")
     # The wheel is built while pip downloads the rest.

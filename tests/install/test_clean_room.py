@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first commands of a new user, one for each step, with an empty home and the tools of the system:
-install, the short demo, the examples of the README, and a C program."""
+install, the short demo, the programs of the README that need no PyTorch, and programs of examples/."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from installed import ROOT, index_of, run
+from page_programs import check_output, needs_torch, programs
 
 pytestmark = pytest.mark.slow
 
@@ -52,12 +53,15 @@ def demo(room):
     assert "(numpy, " in "\n".join(lines)
 
 
-def examples_of_the_readme(room):
-    shutil.copy(ROOT / "README.md", room.work)
-    assert room.shell("python -m doctest README.md") == ""
+def programs_of_the_readme(room):
+    found = [program for program in programs(ROOT / "README.md") if not needs_torch(program)]
+    assert len(found) >= 2
+    for program in found:
+        (room.work / "program.py").write_text(program)
+        check_output(program, room.shell("python -W error program.py"))
 
 
-def generator_of_the_readme(room):
+def generator_of_the_examples(room):
     shutil.copy(ROOT / "examples/fill.c", room.work)
     room.shell("cc -O3 -shared -fPIC fill.c -o libfill.so")
     (room.work / "generate.py").write_text(GENERATOR)
@@ -79,7 +83,7 @@ def test_the_first_commands_give_what_the_readme_shows_and_leave_nothing_in_the_
     (tmp_path / "index").mkdir()
     room = Room(tmp_path, index_of(PACKAGES, tmp_path / "index"))
     room.shell("pip install tenon-arrays")
-    for step in (demo, examples_of_the_readme, generator_of_the_readme, c_program_with_pkg_config):
+    for step in (demo, programs_of_the_readme, generator_of_the_examples, c_program_with_pkg_config):
         step(room)
     room.shell("tenon --version && tenon ls && python -c 'import tenon'")
     assert [path.name for path in room.home.iterdir() if path.name != ".cache"] == []

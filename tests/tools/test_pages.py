@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart of the site shows the numbers of its page, its reference has each name of the C ABI, and the
-README has links that work in the metadata of the package."""
+"""The chart of the site and the first figures show the numbers of the benchmarks. The reference has each name
+of the C ABI. The README has links that work in the metadata of the package."""
 
 import re
 import sys
@@ -34,6 +34,41 @@ def test_a_faster_loader_has_a_longer_bar(table):
     ):
         assert faster >= slower
         assert longer >= shorter
+
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def rows(text):
+    """The cells of each row of its tables."""
+    lines = re.findall(r"^\|.*", text, re.M)
+    return [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def results(cells):
+    """The cells that are a number, with its unit or without."""
+    return [cell for cell in cells if re.fullmatch(rf"{NUMBER.pattern}( \S+)?", cell)]
+
+
+HEAD = chart.PAGE.read_text().split("## How to read")[0]
+FIGURES = (ROOT / "README.md").read_text().split("## Figures")[1].split("![")[0]
+
+
+def test_the_first_figures_are_those_of_the_tables():
+    """After a measurement: write the new ones there."""
+    tables = re.findall(r"<!-- \w+: begin -->(.*?)<!-- \w+: end -->", chart.PAGE.read_text(), re.S)
+    measured = {number for row in rows("".join(tables)) for cell in row for number in NUMBER.findall(cell)}
+    shown = [cell for row in rows(FIGURES) for cell in results(row)]
+    shown += [cell for row in rows(HEAD) for cell in results(row)[:-1]]  # without the ratio
+    assert len(shown) == 12 + 2 * 9 + 2 * 10
+    assert [cell for cell in shown if NUMBER.match(cell)[0] not in measured] == []
+
+
+def test_the_first_ratios_are_tenons_time_by_that_of_the_peer():
+    found = [[chart.number(NUMBER.match(cell)[0]) for cell in results(row)] for row in rows(HEAD)[2:]]
+    assert len(found) == 10
+    for tenon, peer, ratio in found:
+        assert ratio == pytest.approx(tenon / peer, abs=0.01), (tenon, peer)
 
 
 def documented(declarations):

@@ -721,7 +721,7 @@ def worker(schema: FieldsLike, *, has_state: bool = False) -> Callable[[Callable
             for batch in batches:             # each step passes a batch on
                 files.read(batch.index, out=batch.data)
 
-        feed = tn.Feed(images("train/"), workers=2, processes=True)
+        if __name__ == "__main__": feed = tn.Feed(images("train/"), workers=2, processes=True)
 
     Each worker runs the function once for all epochs, in its own thread or process. Any free worker gets the
     next batch. A batch that is computed from ``batch.index`` and ``batch.epoch``, or from ``batch.seed``, is
