@@ -335,8 +335,8 @@ enum tenon_access { TENON_READ = 0, TENON_WRITE = 1, TENON_WRITE_OR_READ = 2 };
 /* access: TENON_READ, TENON_WRITE, or TENON_WRITE_OR_READ, which means read inside of the caller's own read
  * lease, and write otherwise. Waits for ops on the memory that were pushed before. site: the line of the
  * program, for messages; NULL or a text that exists as long as the view.
- * Fails with BUFFER (a read-only array), LEASE_CONFLICT, DEADLOCK, INTERRUPTED, OP (the memory holds no
- * value). */
+ * Fails with BUFFER (a read-only array), LEASE_CONFLICT, DEADLOCK, INTERRUPTED, OP (the values
+ * are invalid). */
 TENON_API tenon_status tenon_view_open(tenon_view* view, tenon_array* array, int32_t access, const char* site,
                                        tenon_error* error);
 

@@ -48,8 +48,8 @@ class Lease:
     """A lease of an array, held from its creation until `release`.
 
     It belongs to the thread (in asyncio: the task) that took it, until `detach`. As a context manager, it is
-    released at the end of the block. If an exception leaves the block of a write lease, the array holds no
-    value until all of it is overwritten.
+    released at the end of the block. If an exception leaves the block of a write lease, the values of
+    the array are invalid until all of them are overwritten.
     """
 
     def __init__(
