@@ -22,6 +22,7 @@ import tenon
 
 ROOT = Path(__file__).parents[2]
 logger = logging.getLogger(__name__)
+BREAKS = r"(?<=[_.(,/=:])(?=[^_.(,/=:)\s])|(?<=[a-z])(?=[A-Z])"  # where a name in a table may be broken
 
 
 class Header(SphinxDirective):
@@ -109,6 +110,12 @@ def correct(app, doctree):
         if node.rawsource == node.astext():
             node.rawsource = node.astext().rstrip()
             node[:] = [nodes.Text(node.rawsource)]
+    for entry in doctree.findall(nodes.entry):
+        for node in list(entry.findall(nodes.literal)):
+            first, *others = re.split(BREAKS, node.astext())
+            node[:] = [nodes.Text(first)]
+            for part in others:
+                node += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
 
 
 def setup(app):
