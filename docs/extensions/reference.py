@@ -6,6 +6,7 @@ page is a warning, and warnings fail the build. The names come from sources that
 ``__all__`` of the package, tests/abi/frozen.txt for C, and a search for classes in the headers of C++.
 """
 
+import itertools
 import re
 from pathlib import Path
 from typing import ClassVar
@@ -112,10 +113,11 @@ def correct(app, doctree):
             node[:] = [nodes.Text(node.rawsource)]
     for entry in doctree.findall(nodes.entry):
         for node in list(entry.findall(nodes.literal)):
-            first, *others = re.split(BREAKS, node.astext())
-            node[:] = [nodes.Text(first)]
-            for part in others:
-                node += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
+            parts = re.split(BREAKS, node.astext())
+            node[:] = [nodes.Text(parts[0])]
+            for before, part in itertools.pairwise(parts):
+                kind = ' class="inner"' if before[-1].isalpha() else ""  # site.css ignores it on wide screens
+                node += [nodes.raw("", f"<wbr{kind}>", format="html"), nodes.Text(part)]
 
 
 def setup(app):
