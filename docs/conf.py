@@ -37,7 +37,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 default_role = "py:obj"
 # Prompts are not copied. If a block has prompts, only their lines are copied.
-copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_text = r">>> |\.\.\. |\$ |In \[\d+\]: | +\.\.\.: "
 copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_theme_options = {"top_of_page_buttons": []}
