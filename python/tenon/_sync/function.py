@@ -152,7 +152,8 @@ def c_function(
         another type (``sim_t *``) is a handle, which takes an address: an int, a ``ctypes.c_void_p`` or
         another pointer of ctypes. ``void *`` takes both.
     threadsafe : bool
-        False: one thread at a time calls the function, and a feed calls it in the order of the index.
+        False: calls of this object run one at a time, and a feed makes them in the order of the index. Other
+        functions of the library do not wait for them.
     **constants
         Values of parameters by name, equal for all calls: arrays for pointers (kept alive), numbers,
         addresses. A `Feed` with worker processes takes arrays only for ``const`` parameters. ``n="rows"`` and
