@@ -65,9 +65,9 @@ def spdl_in_process(job):
     return Contender("SPDL, 1 process, segment pool", lambda: spdl_process(job), needs="spdl")
 
 
-def grain_in_processes(job):
-    name = f"grain, {plural(WORKERS, *PROCESSES)}"
-    return Contender(name, lambda: grain_batches(job.arrays, 1, WORKERS), needs="grain")
+def grain_in_processes(job, make=None, what=""):
+    name = f"grain, {plural(WORKERS, *PROCESSES)}{what}"
+    return Contender(name, lambda: grain_batches(make or job.arrays, 1, WORKERS), make, needs="grain")
 
 
 def tenon_loader(what, job, make, expected=None):
@@ -80,14 +80,20 @@ def of_processes(job):
     return [spdl_in_process(job), grain_in_processes(job)]
 
 
-def of_threads(job):
+def of_threads(job, make=None, what=""):
+    """make: of the arrays of a batch, instead of the function of all contenders; named by what."""
+    make, expected = make or job.arrays, make
     return [
         Contender(
-            f"SPDL, {plural(WORKERS, *THREADS)}", lambda: spdl_threads(job.arrays, WORKERS), needs="spdl"
+            f"SPDL, {plural(WORKERS, *THREADS)}{what}",
+            lambda: spdl_threads(make, WORKERS),
+            expected,
+            needs="spdl",
         ),
         Contender(
-            f"grain, {plural(WORKERS, *THREADS)}",
-            lambda: grain_batches(job.arrays, WORKERS, 0),
+            f"grain, {plural(WORKERS, *THREADS)}{what}",
+            lambda: grain_batches(make, WORKERS, 0),
+            expected,
             needs="grain",
         ),
     ]
@@ -141,10 +147,12 @@ def for_jpegs(job):
             lambda: python_fed(job, WORKERS, "fork", fill_by_pillow),
             job.pillows,
         ),
+        grain_in_processes(job, job.pillows, ", Pillow"),
         *of_processes(job),
         *feeds(job),
         Contender(ONE_BUFFER, lambda: warm_buffers(job, 1)),
         *of_threads(job),
+        *of_threads(job, job.pillows, ", Pillow"),
     ]
 
 

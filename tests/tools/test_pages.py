@@ -61,6 +61,9 @@ def test_the_first_figures_are_those_of_the_tables():
     shown = [cell for row in rows(FIGURES) for cell in results(row)]
     shown += [cell for row in rows(HEAD) for cell in results(row)[:-1]]  # without the ratio
     assert len(shown) == 12 + 2 * 9 + 2 * 10
+    in_text = re.findall(rf"{NUMBER.pattern} (?:us|ns|bytes)", (ROOT / "docs/why.md").read_text())
+    assert len(in_text) >= 10
+    shown += in_text
     assert [cell for cell in shown if NUMBER.match(cell)[0] not in measured] == []
 
 
