@@ -29,6 +29,11 @@ def generate():
     core = importlib.import_module("tenon._core")
 
     class Generator(stubgen.StubGen):
+        def put(self, value, name=None, parent=None):
+            """Not what only raises (missing_attributes.cc), nor what the package adds to the types."""
+            if getattr(value, "__doc__", None) != "Not an attribute of NDArrays." and name != "__signature__":
+                super().put(value, name, parent)
+
         def put_function(self, fn, name=None, parent=None):
             """Also writes methods whose module is the package and not the extension."""
             if type(fn).__module__ == "nanobind":

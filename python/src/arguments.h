@@ -5,19 +5,24 @@
 #pragma once
 
 #include <array>
+#include <string>
 
 #include "python.h"
 
 namespace tenon::python {
 
 // The parameters of one function. A static object; N names, of which the first n_positional may also be
-// given by position, and the first n_required must be given.
+// given by position, and the first n_required must be given. advice: what the error for another name adds.
 template <size_t N>
 class FastParameters {
  public:
   constexpr FastParameters(const char* function, std::array<const char*, N> names, size_t n_positional,
-                           size_t n_required) noexcept
-      : function_(function), names_(names), n_positional_(n_positional), n_required_(n_required) {}
+                           size_t n_required, const char* advice = "") noexcept
+      : function_(function),
+        names_(names),
+        n_positional_(n_positional),
+        n_required_(n_required),
+        advice_(advice) {}
 
   // Borrowed references; nullptr for arguments that were not given. Throws TypeError.
   std::array<PyObject*, N> parse(PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
@@ -45,7 +50,12 @@ class FastParameters {
         interned_[i] = owned(PyUnicode_InternFromString(names_[i])).release().ptr();
       if (PyUnicode_Compare(interned_[i], keyword) == 0) at = i;
     }
-    if (at == N) raise(PyExc_TypeError, "%s() has no argument '%U'", function_, keyword);
+    if (at == N) {
+      std::string known;
+      for (const char* const name : names_) known.append(known.empty() ? "" : ", ").append(name);
+      raise(PyExc_TypeError, "%s() has no argument '%U': its arguments are %s%s", function_, keyword,
+            known.c_str(), advice_);
+    }
     if (values[at] != nullptr)
       raise(PyExc_TypeError, "%s() got the argument '%s' twice", function_, names_[at]);
     values[at] = value;
@@ -55,6 +65,7 @@ class FastParameters {
   std::array<const char*, N> names_;
   size_t n_positional_;
   size_t n_required_;
+  const char* advice_;
   std::array<PyObject*, N> interned_{};
 };
 

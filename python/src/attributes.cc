@@ -40,6 +40,20 @@ PyGetSetDef attribute(const char* name, const char* documentation) {
   return {name, get<getter>, nullptr, documentation, nullptr};
 }
 
+// The assignments that arrays of NumPy have.
+int set_fixed(PyObject*, PyObject*, void* use) noexcept {
+  return guarded([&]() -> int {
+    raise(PyExc_AttributeError, "this attribute of a 'tenon.NDArray' cannot be set: use %s",
+          static_cast<const char*>(use));
+  });
+}
+
+PyGetSetDef fixed(PyGetSetDef attribute, const char* use) {
+  attribute.set = set_fixed;
+  attribute.closure = const_cast<char*>(use);
+  return attribute;
+}
+
 PyObject* get_shape(PyObject*, const tenon_array_desc& d) { return tuple_of(d.shape, d.ndim, 1); }
 PyObject* get_strides(PyObject*, const tenon_array_desc& d) {
   return tuple_of(d.strides, d.ndim, byte_factor(d));
@@ -86,10 +100,11 @@ void add_attributes(Parts& parts) {
   parts.attributes.insert(
       parts.attributes.end(),
       {
-          attribute<get_shape>("shape", "Elements along each axis."),
+          fixed(attribute<get_shape>("shape", "Elements along each axis."), "a.reshape(shape)"),
           attribute<get_strides>("strides",
                                  "Bytes from one element to the next along each axis, as NumPy counts."),
-          attribute<get_dtype>("dtype", "The type of the elements, a tenon.dtype."),
+          fixed(attribute<get_dtype>("dtype", "The type of the elements, a tenon.dtype."),
+                "a.view(dtype) for the same bytes, or a.astype(dtype) for a copy"),
           attribute<get_device>("device", "Where the memory is: 'cpu', 'cuda:0' or 'cuda_host' (pinned)."),
           attribute<get_cuda_interface>("__cuda_array_interface__",
                                         "The address of memory on a device, version 3. Its consumer orders "

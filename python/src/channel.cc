@@ -169,7 +169,9 @@ PyObject* item_from(Get get, bool is_loan, PyObject* self, PyObject* timeout,
 }
 
 PyObject* loan(PyObject* self, PyObject* const* arguments, Py_ssize_t n, PyObject* keywords) {
-  static constinit FastParameters<1> parameters("loan", {"timeout"}, 1, 0);
+  static constinit FastParameters<1> parameters(
+      "loan", {"timeout"}, 1, 0,
+      "; items of changing length go through a channel of objects, tn.Channel(nbytes=...)");
   const auto [timeout] = parameters.parse(arguments, n, keywords);
   return item_from(tenon_channel_loan, true, self, timeout, &ChannelCalls::loan_class, 0);
 }

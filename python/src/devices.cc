@@ -121,7 +121,16 @@ NativeOp push_copy(const Array& source, const Array& destination, const Push& pu
 }
 
 tenon_device device_from(nb::handle name) {
-  return detail::call_for<tenon_device>(tenon_device_from_name, text_from(name, "device").c_str());
+  const std::string text = text_from(name, "device");
+  try {
+    return detail::call_for<tenon_device>(tenon_device_from_name, text.c_str());
+  } catch (const Error&) {
+    tenon_error error = TENON_ERROR_INIT;
+    tenon_dtype dtype;
+    if (tenon_dtype_from_name(text.c_str(), &dtype, &error) != TENON_OK) throw;
+    raise(PyExc_ValueError, "device is '%s', which is a dtype: use a.astype('%s'), or dtype=", text.c_str(),
+          text.c_str());
+  }
 }
 
 nb::object device_name(tenon_device device) {

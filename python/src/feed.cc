@@ -521,8 +521,21 @@ void add_schema(nb::module_& module) {
   nb::class_<NamedSchema>(module, "Schema", "The fields of a batch; tenon.schema makes them.")
       .def(
           "__init__",
-          [](NamedSchema* self, const nb::dict& fields) { new (self) NamedSchema(make_schema(fields)); },
-          nb::arg("fields"), nb::sig("def __init__(self, fields: dict[str, tuple[Any, ...]]) -> None"))
+          [](NamedSchema* self, const nb::args& given, const nb::kwargs& named) {
+            const bool is_named = named.size() == 1 && named.contains("fields");
+            const nb::object fields = given.size() == 1 ? nb::object(given[0])
+                                      : is_named        ? nb::object(named["fields"])
+                                                        : nb::object(named);
+            if (given.size() + named.size() != 1 || !(is_named || named.size() == 0) ||
+                !nb::isinstance<nb::dict>(fields)) {
+              raise(PyExc_TypeError,
+                    "tn.Schema() takes one dict of names to (dtype, shape), and not %R: use tn.schema() for "
+                    "keywords and other mappings, as in tn.schema(x=('f4', (64, 3)))",
+                    fields.ptr());
+            }
+            new (self) NamedSchema(make_schema(nb::cast<nb::dict>(fields)));
+          },
+          nb::sig("def __init__(self, fields: dict[str, tuple[Any, ...]]) -> None"))
       .def_ro("names", &NamedSchema::names, nb::sig("def names(self) -> tuple[str, ...]"),
               "The fields' names, in order.")
       .def_ro("kept", &NamedSchema::kept, nb::sig("def kept(self) -> tuple[str, ...]"),

@@ -14,9 +14,7 @@ help(tn.Feed), and so on, has the parameters and the errors of each; __all__ has
 """
 
 import sys as _sys
-from contextlib import suppress as _suppress
 from importlib import import_module as _import_module
-from importlib.util import find_spec as _find_spec
 
 if "t" in _sys.abiflags:  # of the builds without a GIL, from CPython 3.13 on
     raise ImportError("tenon is not made for free-threaded Python yet: use an interpreter with the GIL")
@@ -32,6 +30,7 @@ from ._sync.engine import set_engine, set_engine_limits
 
 # isort: split
 from . import _callbacks as _callbacks
+from ._answers import about_package as _about_package
 from ._array.borrowers import Borrower, borrowers
 from ._array.creation import (
     arange,
@@ -116,6 +115,7 @@ from ._ipc.channel import Channel
 from ._ipc.pool import TensorPool, loads
 from ._ipc.pool import open as open
 from ._ipc.served_pool import PoolLink, PoolServer, attach_pool
+from ._signatures import set_native_signatures as _set_native_signatures
 from ._sync.copies import cast, copy, fill
 from ._sync.function import CFunction, c_function
 from ._sync.holders import Holder
@@ -129,37 +129,33 @@ from ._typing import DTypeLike
 for _name in ("._tools.trace", ".io", "._sync.engine", "._callbacks"):
     _import_module(_name, __name__)
 _register()
+_set_native_signatures()
 
-# `DataLoader` is a subclass of PyTorch's class. Its first use imports PyTorch. With a `__getattr__`, CPython
-# finds the other attributes 20 ns more slowly, so there is none after the first use, or if PyTorch is
-# imported already or not installed.
-if hasattr(_sys.modules.get("torch.utils.data.dataloader"), "DataLoader"):
-    from ._loader.loader import DataLoader
-else:
 
-    def __getattr__(name: str) -> object:
-        if name != "DataLoader":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found: object
-        try:
-            from ._loader import loader
+def __getattr__(name: str) -> object:
+    if name != "DataLoader":
+        advice = _about_package(name, __all__)
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if advice is None:
+            raise AttributeError(text)
+        raise AttributeError(f"{text}: {advice}", name=name)
+    # A subclass of PyTorch's class: its first use imports PyTorch.
+    found: object
+    try:
+        from ._loader import loader
 
-            found = loader.DataLoader
-        except ImportError as error:
-            from ._loader import absent
+        found = loader.DataLoader
+    except ImportError as error:
+        from ._loader import absent
 
-            absent.DataLoader.reason = str(error)
-            found = absent.DataLoader
-        globals()[name] = found
-        globals().pop("__getattr__", None)
-        return found
+        absent.DataLoader.reason = str(error)
+        found = absent.DataLoader
+    globals()[name] = found
+    return found
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), "DataLoader"})
 
-    with _suppress(ImportError, ValueError):  # a stub that other code made has no spec
-        if _find_spec("torch") is None:
-            __getattr__("DataLoader")
+def __dir__() -> list[str]:
+    return sorted({*globals(), "DataLoader"})
 
 
 # Without `bool` and `open`: `from tenon import *` should hide no builtin.

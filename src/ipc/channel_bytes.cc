@@ -21,7 +21,7 @@ uint64_t whole_pages(uint64_t nbytes) noexcept {
 void Channel::check_size(uint64_t nbytes) const {
   if (!plan_.holds_bytes() || nbytes <= plan_.largest_nbytes) return;
   throw_error(Code::kValue, "an item of ", nbytes, " bytes is larger than the largest one of the channel, ",
-              plan_.largest_nbytes, " bytes: create it with more bytes");
+              plan_.largest_nbytes, " bytes: create it with a larger nbytes= (and largest=)");
 }
 
 // Memory that a slot may have and is lent with for an item of nbytes. All slots with an equal share fit into

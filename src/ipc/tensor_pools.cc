@@ -225,7 +225,7 @@ Ref<Array> TensorPools::empty(TensorPool& pool, DType dtype, Dims shape, int64_t
   const uint64_t nbytes = nbytes_of(dtype, shape, 0);
   if (nbytes > pool.options_.budget_nbytes) {
     throw_error(Code::kValue, "an array of ", nbytes, " bytes does not fit into a tensor pool of ",
-                pool.options_.budget_nbytes);
+                pool.options_.budget_nbytes, ": give it a larger budget=");
   }
   const Deadline deadline(timeout_ns);
   std::optional<Wait> wait;

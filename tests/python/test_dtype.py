@@ -2,7 +2,6 @@
 """tn.dtype: one object for each type, equal to NumPy's where NumPy has it, made from what others call it."""
 
 import copy
-import importlib.util
 import pickle
 import subprocess
 import sys
@@ -107,18 +106,6 @@ def test_objects_without_a_type_are_no_values():
         tn.dtype()
     with pytest.raises(TypeError):
         type("Derived", (tn.dtype,), {})
-
-
-@pytest.mark.slow
-def test_the_module_s_attributes_are_its_own():
-    """CPython finds those of a module with ``__getattr__`` more slowly, each time: 20 ns for ``tn.zeros``.
-    The module has it only until the first use of the class that is made from PyTorch's."""
-    ways = ["sys.modules['torch'] = None; import tenon", "import tenon; tenon.DataLoader"]
-    if importlib.util.find_spec("torch"):
-        ways.append("import torch, tenon")
-    for before in ways:
-        code = f"import sys; {before}; assert '__getattr__' not in vars(tenon); tenon.DataLoader"
-        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 WITHOUT_TORCH = {

@@ -17,6 +17,42 @@ def test_every_public_function_has_a_signature():
     assert list(inspect.signature(tn.from_buffer).parameters) == ["obj", "dtype", "shape", "offset"]
 
 
+def test_every_public_class_and_method_has_a_signature():
+    """Those of nanobind have one of their own, since their type takes no attributes: `help` shows it."""
+    native = []
+    for name in sorted(tn.__all__):
+        kind = getattr(tn, name)
+        if not isinstance(kind, type):
+            continue
+        inspect.signature(kind)
+        for method in dir(kind):
+            function = inspect.getattr_static(kind, method)
+            if method.startswith("_") or isinstance(function, type) or not callable(function):
+                continue
+            if type(function).__module__ == "nanobind":
+                native.append(f"{name}.{method}")
+                assert function.__nb_signature__[0][0].startswith(f"def {method}(self"), native
+            elif getattr(function, "__objclass__", None) is not BaseException:
+                assert inspect.signature(function) is not None
+    assert "NDArray.copy" in native
+    assert list(inspect.signature(tn.Channel).parameters)[:3] == ["schema", "slots", "name"]
+    assert not inspect.signature(tn.Op).parameters and not inspect.signature(tn.Batch).parameters
+    assert list(inspect.signature(tn.Schema).parameters) == ["fields"]
+
+
+def test_a_subclass_has_its_own_signature():
+    class Named(tn.OwnerDied):
+        def __init__(self, place):
+            super().__init__(place)
+
+    class Chosen(tn.LeaseConflict):
+        def __init__(self, place):
+            super().__init__(place)
+
+    assert str(inspect.signature(Named)) == str(inspect.signature(Chosen)) == "(place)"
+    assert list(inspect.signature(tn.LeaseConflict).parameters) == ["args"]
+
+
 def test_the_verbs_of_a_push_take_one_array_by_position_or_name():
     a = tn.zeros(2)
     for verb in (tn.read, tn.write, tn.overwrite):

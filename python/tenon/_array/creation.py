@@ -8,9 +8,10 @@ import ctypes
 from _ctypes import CFuncPtr
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from .. import _core
+from .._answers import refuse_creation
 from .._core import NDArray
 from .._typing import DTypeLike
 from .share import Shared
@@ -26,6 +27,7 @@ def empty(
     shared: bool | str | Shared = False,
     *,
     exist_ok: bool = False,
+    **others: Never,
 ) -> NDArray:
     """A new array with undefined elements, C-contiguous, aligned to at least 64 bytes.
 
@@ -58,6 +60,8 @@ def empty(
     OSError
         There is no free file descriptor for shared memory, or the driver cannot share memory of the device.
     """
+    if others:
+        refuse_creation(empty, others)
     return _create(shape, dtype, False, device, shared, exist_ok)
 
 
@@ -68,9 +72,12 @@ def zeros(
     shared: bool | str | Shared = False,
     *,
     exist_ok: bool = False,
+    **others: Never,
 ) -> NDArray:
     """A new array filled with zeros. Parameters and errors are those of `empty`: with ``exist_ok``, an array
     that exists keeps its elements."""
+    if others:
+        refuse_creation(zeros, others)
     return _create(shape, dtype, True, device, shared, exist_ok)
 
 
@@ -80,6 +87,7 @@ def full(
     dtype: DTypeLike | None = "float32",
     device: str = "cpu",
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """A new array filled with one value.
 
@@ -91,6 +99,8 @@ def full(
 
     The other parameters, and the errors, are those of `empty`.
     """
+    if others:
+        refuse_creation(full, others)
     array = empty(shape, dtype, device, shared)
     array[...] = fill_value
     return array
@@ -101,8 +111,11 @@ def ones(
     dtype: DTypeLike | None = "float32",
     device: str = "cpu",
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """A new array filled with ones. Parameters and errors are those of `empty`."""
+    if others:
+        refuse_creation(ones, others)
     return full(shape, 1, dtype, device, shared)
 
 
@@ -111,6 +124,7 @@ def array(
     dtype: DTypeLike | None = None,
     device: str | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """A new array with a copy of the elements of ``data``.
 
@@ -139,6 +153,8 @@ def array(
     ValueError
         A list has different lengths, or a NaN for an integer dtype.
     """
+    if others:
+        refuse_creation(array, others)
     source = _core.share(data, dtype)
     wanted = source.dtype if dtype is None else dtype
     if shared is not False:
@@ -153,6 +169,7 @@ def asarray(
     dtype: DTypeLike | None = None,
     device: str | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """``data`` as an array, without a copy if possible.
 
@@ -177,6 +194,8 @@ def asarray(
     BufferError
         The library of the data refuses to export them.
     """
+    if others:
+        refuse_creation(asarray, others)
     source = _core.share(data, dtype)
     converted = source if dtype is None else source.astype(dtype, copy=False)
     if device is not None:
@@ -196,9 +215,12 @@ def empty_like(
     dtype: DTypeLike | None = None,
     device: str | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """`empty` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It
     is shared only if ``shared`` says so."""
+    if others:
+        refuse_creation(empty_like, others)
     like = _core.share(prototype)
     return empty(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like), shared)
 
@@ -208,9 +230,12 @@ def zeros_like(
     dtype: DTypeLike | None = None,
     device: str | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """`zeros` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It
     is shared only if ``shared`` says so."""
+    if others:
+        refuse_creation(zeros_like, others)
     like = _core.share(prototype)
     return zeros(like.shape, like.dtype if dtype is None else dtype, device or _device_of(like), shared)
 
@@ -220,9 +245,12 @@ def ones_like(
     dtype: DTypeLike | None = None,
     device: str | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """`ones` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It is
     shared only if ``shared`` says so."""
+    if others:
+        refuse_creation(ones_like, others)
     return full_like(prototype, 1, dtype, device, shared)
 
 
@@ -232,9 +260,12 @@ def full_like(
     dtype: DTypeLike | None = None,
     device: str | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """`full` with the shape of an array, and by default with its dtype, and on its GPU if it is on one. It is
     shared only if ``shared`` says so."""
+    if others:
+        refuse_creation(full_like, others)
     like = _core.share(prototype)
     wanted = like.dtype if dtype is None else dtype
     return full(like.shape, fill_value, wanted, device or _device_of(like), shared)
@@ -247,6 +278,7 @@ def arange(
     dtype: DTypeLike | None = None,
     device: str = "cpu",
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """A new array of ``start``, ``start + step``, ... before ``stop``, as `numpy.arange`.
 
@@ -260,6 +292,8 @@ def arange(
     shared : bool, str or Shared
         Both as for `empty`.
     """
+    if others:
+        refuse_creation(arange, others)
     import numpy as np
 
     bounds = (start,) if stop is None and step is None else (start, stop, 1 if step is None else step)
@@ -271,6 +305,7 @@ def concatenate(
     axis: int | None = 0,
     dtype: DTypeLike | None = None,
     shared: bool | str | Shared = False,
+    **others: Never,
 ) -> NDArray:
     """A new array of the elements of several, along an existing axis, as `numpy.concatenate`.
 
@@ -285,6 +320,8 @@ def concatenate(
     shared : bool, str or Shared
         As for `empty`.
     """
+    if others:
+        refuse_creation(concatenate, others)
     import numpy as np
 
     joined = np.concatenate([_core.without_verbs(array) for array in arrays], axis=axis)

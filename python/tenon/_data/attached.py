@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import _answers
 from .._array.fields import Fields
 from .._core import Batch, NativeAttached, NDArray, Schema
 from .._errors import OpError, TenonError, is_of_user, log
@@ -186,6 +187,9 @@ class AttachedFeed(Forms):
 
     def __repr__(self) -> str:
         return f"<tenon.AttachedFeed {self.name!r} of process {self.pid}, {self.mode}>"
+
+
+_answers.answer(AttachedFeed, _answers.ATTACHED_FEED)
 
 
 class _Epoch(Iteration):

@@ -7,8 +7,9 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
+from .. import _answers
 from .._array.fields import FieldsLike, checks_fields, checks_values
 from .._core import Batch, NativeFeed, Schema
 from .._errors import TenonError, log, text_of
@@ -171,7 +172,10 @@ class Feed(Forms):
         check: bool | Literal["values"] | None = None,
         device: str = "cpu",
         device_slots: int = 3,
+        **others: Never,
     ) -> None:
+        if others:
+            _answers.refuse(Feed.__init__, others, _answers.FEED_OPTIONS)
         if isinstance(generator, Worker):
             raise TypeError(
                 f"{generator.name} is a function that makes generators: call it, with its arguments"
@@ -186,6 +190,7 @@ class Feed(Forms):
             raise TypeError(
                 f"a feed's generator is {type(generator).__name__}: it is made by tn.c_function or "
                 "tn.plugin, by what tn.worker decorates, or it is any callable that fills a batch"
+                f"{'; tn.DataLoader takes a dataset' if hasattr(generator, '__getitem__') else ''}"
             )
         if schema is None and isinstance(generator, (Plugin, PythonGenerator)):
             schema = generator.schema
@@ -584,6 +589,9 @@ def _check_inline(generator: Any, processes: bool | str, fill_timeout: float | N
             f"workers is 0, and the loop of {generator.name!r} needs a thread of its own: give a function "
             "that fills one batch"
         )
+
+
+_answers.answer(Feed, _answers.FEED)
 
 
 def _loop_of(generator: Any, schema: Schema) -> PythonGenerator | EachBatch | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal
 
-from .. import _core
+from .. import _answers, _core
 from .._array.creation import empty
 from .._array.fields import Fields, FieldsLike, described, named
 from .._array.share import (
@@ -220,6 +220,9 @@ class Arena:
         layouts = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in self._layouts.items())
         saved = self.total_nbytes - self.nbytes
         return f"<tenon.Arena of {self.nbytes} bytes, {saved} less than side by side: {layouts}>"
+
+
+_answers.answer(Arena, _answers.ARENA)
 
 
 def _same(memory: NDArray, parts: Any, name: str) -> _core.NativeArena:

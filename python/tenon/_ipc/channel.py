@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
-from .. import _core
+from .. import _answers, _core
 from .._array.fields import Fields, FieldsLike, checks_fields, described, unwritten_text
 from .._array.share import Shared, settings
 from .._core import ChannelCalls, NativeItem, NDArray, loan_field, received_field
 from .._errors import LeaseConflict, LeaseEscaped, is_of_handler, is_of_user
+from .._signatures import set_signature
 from .._sync.endings import end_views, release_retained
 from .._sync.lease import where_views_are_kept
 from .._values import count, flag, seconds
@@ -120,12 +121,19 @@ class Channel(ChannelCalls, membership.Member):
         on_death: Literal["raise", "wait"] = "raise",
         receives: Literal["every", "latest"] | None = None,
         inline: int | str = "16 KiB",
+        **others: Never,
     ) -> None:
+        if others:
+            _answers.refuse(Channel.__init__, others, _answers.CHANNEL_OPTIONS)
         if (schema is None) == (nbytes is None):
             both = "None" if schema is None else "given"
             raise TypeError(
                 f"schema and nbytes are {both}: a channel has a schema, or nbytes= for any objects"
             )
+        if isinstance(schema, str):
+            raise TypeError(f"schema is {schema!r}: it must be a mapping; use name={schema!r} for a name")
+        if isinstance(schema, int):
+            raise TypeError(f"schema is {schema!r}: it must be a mapping; use slots={schema!r} for a number")
         if nbytes is not None and not isinstance(self, _ObjectChannel):
             raise TypeError(f"{type(self).__name__} is a subclass of Channel: it needs a schema")
         numbers: tuple[int, int, int] = (
@@ -142,13 +150,15 @@ class Channel(ChannelCalls, membership.Member):
             if largest is not None:
                 raise TypeError("largest= is an option of channels with nbytes=")
             fields = described(schema, "schema")
-            native = _core.NativeChannel.create(fields, *numbers, exist_ok, *options)
+            with _answers.memory_advice("a smaller slots="):
+                native = _core.NativeChannel.create(fields, *numbers, exist_ok, *options)
             given["schema"] = [(field, _core.dtype(kind), shape) for field, kind, shape in fields]
         else:
             given["nbytes"] = nbytes_from(nbytes, "nbytes")
             given["largest"] = None if largest is None else nbytes_from(largest, "largest")
             sizes = given["nbytes"], given["largest"] or 0
-            native = _core.NativeChannel.create_bytes(*sizes, *numbers, exist_ok, *options)
+            with _answers.memory_advice("a smaller largest= or slots=, whose product are addresses"):
+                native = _core.NativeChannel.create_bytes(*sizes, *numbers, exist_ok, *options)
         if exist_ok:
             _check_same(native, given, options[0])
         wishes = _wishes(on_death, receives, inline)
@@ -214,7 +224,7 @@ class Channel(ChannelCalls, membership.Member):
         """Dtype and shape of each field."""
         return {field: (dtype, shape) for field, dtype, shape in self._native.fields()}
 
-    def send(self, value: Any, timeout: float | None = None) -> None:
+    def send(self, value: Any, timeout: float | None = None, **others: Never) -> None:
         """Sends a copy of an object: its arrays are copied once, into the slot of the item. With a schema: a
         mapping of all fields, or a received item that has them.
 
@@ -227,6 +237,8 @@ class Channel(ChannelCalls, membership.Member):
         TypeError, AttributeError, pickle.PicklingError
             The object cannot be pickled, or has an array on a GPU. It takes no slot.
         """
+        if others:
+            self._refuse(Channel.send, others)
         self._send_fields(self._fields(value), timeout)
 
     async def asend(self, value: Any) -> None:
@@ -236,9 +248,17 @@ class Channel(ChannelCalls, membership.Member):
 
     def _fields(self, value: Any) -> dict[str, Any]:
         """Of an item that is to be sent, checked before a slot is taken. value: a mapping, or an item."""
-        is_item = isinstance(value, Fields)
-        fields = {name: value[name] for name in value._names} if is_item else dict(value)
         names = self._field_names
+        if isinstance(value, Fields):
+            fields = {name: value[name] for name in value._names}
+        else:
+            try:
+                fields = dict(value)
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"an item of this channel is a mapping of its fields, such as {{{names[0]!r}: ...}}, and "
+                    f"not a {type(value).__name__}: tn.Channel(nbytes=...) passes any objects"
+                ) from None
         if missing := [name for name in names if name not in fields]:
             raise ValueError(f"field {missing[0]!r} is missing: an item has {', '.join(names)}")
         if len(fields) != len(names):
@@ -249,7 +269,18 @@ class Channel(ChannelCalls, membership.Member):
     def _send_fields(self, fields: dict[str, Any], timeout: float | None) -> None:
         with self.loan(timeout) as item:
             for name, value in fields.items():
-                item[name][...] = value
+                field = item[name]
+                try:
+                    field[...] = value
+                except ValueError as error:
+                    _explain_shape(name, field, value, error)
+                    raise
+
+    def _refuse(self, function: Callable[..., Any], options: Mapping[str, Any]) -> NoReturn:
+        if not options.keys().isdisjoint(self.schema):
+            names = ", ".join(f"{name!r}: ..." for name in self.schema)
+            raise TypeError(f"the fields of an item are a mapping: use ch.{function.__name__}({{{names}}})")
+        _answers.refuse(function, options, _answers.SEND_OPTIONS)
 
     # The names of queue.Queue.
 
@@ -258,11 +289,13 @@ class Channel(ChannelCalls, membership.Member):
         """The number of slots."""
         return self.slots
 
-    def put(self, value: Any, block: bool = True, timeout: float | None = None) -> None:
+    def put(self, value: Any, block: bool = True, timeout: float | None = None, **others: Never) -> None:
         """`send`; raises `queue.Full` where that raises TimeoutError, or LeaseConflict with
         ``when_full="raise"``."""
         import queue
 
+        if others:
+            self._refuse(Channel.put, others)
         send = self._sender(value)
         try:
             send(timeout if block else 0.0)
@@ -468,7 +501,9 @@ class _ObjectChannel(Channel):
                 raise
             return None
 
-    def send(self, value: Any, timeout: float | None = None) -> None:
+    def send(self, value: Any, timeout: float | None = None, **others: Never) -> None:
+        if others:
+            self._refuse(_ObjectChannel.send, others)
         self._send_written(Writer(value, self._inline_nbytes), timeout)
 
     async def asend(self, value: Any) -> None:
@@ -518,6 +553,12 @@ class _ObjectChannel(Channel):
     async def arecv(self, *, copy: bool = False) -> Any:
         """`recv` for asyncio. It waits without a thread. A cancelled task receives no object."""
         return await self._taken(lambda timeout: self.recv(timeout, copy=copy), "r")
+
+
+_ObjectChannel.__name__ = "Channel"
+set_signature(Channel, Channel.__init__, is_method=True)  # that of __new__ shows nothing
+_answers.answer(Channel, _answers.CHANNEL)
+_answers.answer(_ObjectChannel, {"an item has any size: use ch.send(item)": "resize rows attachment"})
 
 
 def _is_for_caller(error: BaseException) -> bool:
@@ -643,6 +684,20 @@ class _Items:
         raise StopAsyncIteration
 
 
+_OF_LENGTH = ("rows", "resize", "reshape", "length", "size", "nbytes", "attachment", "attach")
+
+
+def _explain_shape(name: str, field: Any, value: Any, error: ValueError) -> None:
+    """Adds to an error of NumPy that the item of a channel has fields of fixed shapes."""
+    import numpy as np
+
+    if "broadcast" in str(error):
+        error.args = (
+            f"field {name!r} has the shape {field.shape}, and its value {np.shape(value)}: {error}; "
+            f"{_answers.CHANGING}",
+        )
+
+
 class Loan(Fields, NativeItem):
     """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`. ``item.x = value`` writes the
     elements of field x."""
@@ -667,7 +722,8 @@ class Loan(Fields, NativeItem):
     def _missing(self, name: object) -> str:
         if self._has_ended():
             return f"the item has no field {name!r} any more: it was sent or dropped"
-        return super()._missing(name)
+        text = super()._missing(name)
+        return f"{text}; {_answers.CHANGING}" if name in _OF_LENGTH else text
 
     def send(self) -> None:
         """Sends the item. The end of a ``with`` block does this automatically."""

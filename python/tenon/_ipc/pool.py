@@ -12,9 +12,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
-from .. import _core
+from .. import _answers, _core
 from .._array import passing
 from .._core import MessageLimits, NativePool, NDArray
 from .._core import loads as loads
@@ -91,15 +91,20 @@ class TensorPool(NativePool):
         when_full: WhenFull = "wait",
         linger: float = 5.0,
         pinned: bool = False,
+        **others: Never,
     ) -> None:
         global _most_linger
-        super().__init__(
+        if others:
+            _answers.refuse(TensorPool.__init__, others, _answers.POOL_OPTIONS)
+        options = (
             nbytes_from(budget, "budget"),
             nbytes_from(idle, "idle"),
             None if timeout is None else seconds(timeout, "timeout", ", or None"),
             nbytes_from(inline, "inline"),
             pinned,
         )
+        with _answers.memory_advice("a smaller budget="):
+            super().__init__(*options)
         self.when_full: WhenFull = _core.checked_policy(when_full)
         self._room = threading.RLock()  # of the message that waits for its blocks; a handler may send, too
         _most_linger = max(_most_linger or 0.0, seconds(linger, "linger"))
@@ -120,14 +125,14 @@ class TensorPool(NativePool):
 
     def put(self, data: Any, *, when_full: WhenFull | None = None) -> NDArray:
         """A copy of an array of any library in the pool."""
-        source = _core.share(data)
+        source = _shared(data)
         array = self.empty(source.shape, source.dtype, when_full=when_full)
         array[...] = source
         return array
 
     async def aput(self, data: Any, *, when_full: WhenFull | None = None) -> NDArray:
         """`put` for asyncio: a wait for room does not block the event loop."""
-        source = _core.share(data)
+        source = _shared(data)
         policy = self._policy(when_full)
         array: NDArray = await self._later(lambda: self._empty(source.shape, source.dtype, 0.0), policy)
         array[...] = source
@@ -253,6 +258,16 @@ class TensorPool(NativePool):
             raise LeaseEscaped(text) from None
 
 
+_answers.answer(TensorPool, _answers.POOL)
+
+
+def _shared(data: Any) -> NDArray:
+    if isinstance(data, dict):
+        raise TypeError("put() takes one array: use message = pool.dumps({...}) for a dict of arrays")
+    source: NDArray = _core.share(data)
+    return source
+
+
 def _pauses() -> Iterator[float]:
     """Seconds between attempts."""
     pause = 0.0005
@@ -294,7 +309,10 @@ class _Draft:
             lent = [array.nbytes for array in packer.lent if self._pool._owns(array) == 1]
             needed = sum(blocks) + max(lent, default=0)  # at least: several may be of the same memory
             if blocks and needed > self._pool.budget and needed > (budget := self._pool.stats()["budget"]):
-                raise _NeverFits(f"the arrays of the message take {needed} bytes, the pool has {budget}")
+                raise _NeverFits(
+                    f"the arrays of the message take {needed} bytes, the pool has {budget}: give it a larger "
+                    "budget="
+                )
             # Two messages that wait for each other's blocks would wait forever. Others need no turn.
             with self._pool._room if wait is None and blocks else contextlib.nullcontext():
                 taken = [self._pool._empty(nbytes, "uint8", wait) for nbytes in blocks]
@@ -344,6 +362,11 @@ _most_linger: float | None = None  # of the pools of this process; None: there a
 
 def open(handle: Any, *, writable: bool = True) -> Any:
     """The array of a `TensorPool.handle`. Parameters and errors are those of `loads`."""
+    if isinstance(handle, str):
+        raise TypeError(
+            f"tn.open() takes the bytes of pool.handle(array), and not {handle!r}: use tn.attach(name) for "
+            "shared memory with a name, and tn.load(file) for a file"
+        )
     return loads(handle, writable=writable, arrays_only=True)
 
 

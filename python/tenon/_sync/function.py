@@ -8,6 +8,7 @@ import os
 from math import prod
 from typing import Any
 
+from .. import _answers
 from .._core import Function, Use
 from .._errors import OpError
 from .._values import text_for_c
@@ -61,6 +62,10 @@ class CFunction:
 
     @property
     def name(self) -> str:
+        return self._native.name
+
+    @property
+    def __name__(self) -> str:
         return self._native.name
 
     @property
@@ -121,6 +126,10 @@ class CFunction:
         return f"<tenon.c_function {self.prototype!r}{', threadsafe' if self.threadsafe else ''}{constants}>"
 
 
+_answers.answer(CFunction, _answers.FUNCTION_NAMES)
+_answers.answer(CFunction, _answers.FUNCTION, _answers.Unsettable)
+
+
 def _is_integer(parameter: tuple[str, bool, bool, Any]) -> bool:
     _, is_pointer, _, dtype = parameter
     return not is_pointer and dtype.name.lstrip("u").startswith("int")
@@ -176,6 +185,11 @@ def c_function(
         A constant does not fit its parameter.
     """
     text_for_c(prototype, "prototype")
+    if "(" not in prototype:
+        raise ValueError(
+            f"prototype is {prototype!r}: it must be the declaration in C, for example "
+            f'tn.c_function(library, "double {prototype.strip() or "cos"}(double x)")'
+        )
     if isinstance(library, ctypes.PyDLL):
         raise TypeError(
             "functions of a ctypes.PyDLL need the interpreter's lock, without which a c_function is called: "

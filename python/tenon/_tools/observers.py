@@ -403,13 +403,16 @@ def _channel_lines(channel: Facts) -> Iterator[str | Table]:
         yield f"  channel: damaged: {plain(channel['damaged'])}"
         return
     slots = {i: slot for i, slot in enumerate(channel["slots"]) if slot["state"] != "free"}
+    used = f"{len(slots)} of {counted(len(channel['slots']), 'slot')}"
     if room := channel["room"]:
         yield (
-            f"  room: {len(slots)} of {counted(len(channel['slots']), 'slot')}, "
+            f"  room: {used}, "
             f"{nbytes_text(room['used_nbytes'])} of {nbytes_text(room['nbytes'])} in use; "
             f"{nbytes_text(room['committed_nbytes'])} of memory taken; "
             f"largest item sent {nbytes_text(room['largest_sent_nbytes'])}; refused {room['refused']}"
         )
+    else:
+        yield f"  room: {used} in use"
     consumers = [
         f"{c['pid']} ({'newest only' if c['cursor'] is None else 'at {}'.format(c['cursor'])})"
         for c in channel["consumers"]

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import signal
 import subprocess
@@ -286,6 +287,17 @@ def test_a_feed_whose_process_has_been_killed_vanishes():
 
 
 # ----------------------------------------------------------------------------------- shared memory
+
+
+def test_the_slots_of_a_feed_with_a_name_are_counted():
+    name = f"tenon.slots.{os.getpid()}"
+    with tn.Feed(lambda batch: batch.x.fill(1), {"x": ("f4", (4,))}, slots=6, shared=name) as feed:
+        kept = next(iter(feed))
+        text = "\n".join(lines(Looks().look()))
+        segment = text[text.index(f"{name}  channel") :]
+        assert re.search(r"\n  room: [1-6] of 6 slots in use\n", segment)
+        assert f"made by: {os.getpid()} " in segment
+        del kept
 
 
 def test_a_channel_is_shown_with_its_rates():
