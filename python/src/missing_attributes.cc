@@ -27,8 +27,9 @@ constexpr const char* kMethodsOfMore[] = {"partition", "tofile"};
 
 constexpr const char* kViews[] = {"array",     "as_array", "as_numpy", "get_obj",
                                   "get_array", "to_numpy", "tonumpy",  "values"};
-constexpr const char* kTensors[] = {"as_tensor",     "as_torch",       "backward", "detach",    "grad",
-                                    "requires_grad", "requires_grad_", "tensor",   "to_tensor", "to_torch"};
+constexpr const char* kTensors[] = {"as_tensor", "as_torch", "tensor", "to_tensor", "to_torch"};
+constexpr const char* kGradients[] = {"backward", "detach", "grad", "requires_grad", "requires_grad_"};
+constexpr const char* kDtype[] = {"data_type", "dtypes", "type"};
 constexpr const char* kJax[] = {"to_jax"};
 constexpr const char* kCopies[] = {"clone", "contiguous"};
 constexpr const char* kDevice[] = {"cuda", "gpu"};
@@ -88,7 +89,9 @@ constexpr Missing kMissing[] = {
     {"np.asarray(a).%s()", kMethods},
     {"np.asarray(a).%s(...)", kMethodsOfMore},
     {"a.numpy(), or np.asarray(a)", kViews},
-    {"t = a.torch(), and t.%s", kTensors},
+    {"a.torch()", kTensors},
+    {"t = a.torch(), and t.%s", kGradients},
+    {"a.dtype", kDtype},
     {"a.jax()", kJax},
     {"a.copy()", kCopies},
     {"a.to('cuda')", kDevice},

@@ -102,7 +102,7 @@ CHANNEL: Table = {
     "use ch.full()": "is_full",
     "use ch.slots": "capacity max_size num_slots maxlen",
     "use ch.stats()": "info statistics status",
-    "use ch.schema": "dtype dtypes fields names shape",
+    "use ch.schema": "dtype dtypes fields keys names shape",
     "use ch.get_nowait() until it raises queue.Empty": "clear drain purge reset",
     "an item is taken by ch.recv(); with mode='latest' the newest one stays": "peek latest newest",
     f"a channel does not count finished items; use {_END}": "task_done join",
@@ -140,7 +140,7 @@ CHANNEL_OPTIONS: Table = {
 }
 SEND_OPTIONS: Table = {
     CHANGING: "rows nbytes size resize length attachment",
-    "use timeout=0, or ch.put_nowait(item)": "block blocking nowait wait",
+    "use timeout=0, or ch.put_nowait(item) and ch.get_nowait()": "block blocking nowait wait",
 }
 
 POOL: Table = {

@@ -308,11 +308,13 @@ class Channel(ChannelCalls, membership.Member):
                 raise
             raise queue.Full from None
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None, **others: Never) -> Any:
         """`recv`; raises `queue.Empty` where that raises TimeoutError, and EOFError at the end of the
         channel."""
         import queue
 
+        if others:
+            self._refuse(Channel.get, others)
         try:
             return self.recv(timeout if block else 0.0)
         except TimeoutError as error:
