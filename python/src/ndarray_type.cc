@@ -66,6 +66,12 @@ static_assert(sizeof(Deferred) <= sizeof(NDArray) - offsetof(NDArray, desc));
   tenon_array_release(handle);
 }
 
+PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) {
+  PyErr_SetString(PyExc_TypeError,
+                  "tn.NDArray makes no arrays: use tn.zeros(shape), tn.array(data) or tn.asarray(x)");
+  return nullptr;
+}
+
 PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(NDArray, weak_references), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
@@ -95,6 +101,7 @@ void add_ndarray(nb::module_& module) {
       {Py_tp_doc, const_cast<char*>(kDocumentation)},
       {Py_tp_members, members},
       {Py_tp_hash, reinterpret_cast<void*>(PyObject_HashNotImplemented)},
+      {Py_tp_new, reinterpret_cast<void*>(refuse_new)},
   };
   add_attributes(parts);
   add_missing_attributes(parts);
@@ -112,8 +119,7 @@ void add_ndarray(nb::module_& module) {
   parts.slots.push_back({Py_tp_methods, methods->data()});
   parts.slots.push_back({Py_tp_getset, attributes->data()});
   parts.slots.push_back({0, nullptr});
-  PyType_Spec spec = {"tenon.NDArray", sizeof(NDArray), 0,
-                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, parts.slots.data()};
+  PyType_Spec spec = {"tenon.NDArray", sizeof(NDArray), 0, Py_TPFLAGS_DEFAULT, parts.slots.data()};
   const nb::object type = owned(PyType_FromModuleAndSpec(module.ptr(), &spec, nullptr));
   ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(type).release().ptr());
   module.attr("NDArray") = type;

@@ -34,7 +34,7 @@ def set_signature(kind: type, function: Callable[..., Any], is_method: bool = Fa
 
 def set_native_signatures() -> None:
     """Of the classes that the extension has, those that no program makes among them."""
-    from ._core import Batch, Schema, dtype
+    from ._core import Batch, NDArray, Schema, dtype
     from ._errors import LeaseEscapedWarning, TenonError
     from ._sync.ops import Op
     from ._typing import DTypeLike
@@ -45,6 +45,7 @@ def set_native_signatures() -> None:
     def of_error(*args: object) -> None: ...
 
     set_signature(Batch, none)
+    set_signature(NDArray, none)
     set_signature(Op, none)
     set_signature(Schema, of_schema)
     set_signature(dtype, of_dtype)
