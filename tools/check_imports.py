@@ -27,7 +27,7 @@ SEES = {
 
 # Modules in no package that packages may import. The others (__init__, __main__, _callbacks, io) may import
 # all.
-BASE = {"_core", "_errors", "_typing", "_values"}
+BASE = {"_answers", "_core", "_errors", "_signatures", "_typing", "_values"}
 
 # Packages that import `tenon` itself, as users do.
 USERS = {"demo"}

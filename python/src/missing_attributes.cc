@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attributes that NDArrays do not have, and arrays of NumPy, tensors of PyTorch and other objects with memory
-// have: the AttributeError names an expression that works. Each is a descriptor that raises. A hook of the type for missing attributes would slow down every call of a
-// method that exists. hasattr(a, name) is False, and dir(a) does not list them.
+// have: the AttributeError names an expression that works. Each is a descriptor that raises. A hook of the
+// type for missing attributes would slow down every call of a method that exists. hasattr(a, name) is False,
+// and dir(a) does not list them.
 #include <algorithm>
 #include <span>
 #include <string_view>

@@ -129,7 +129,7 @@ from ._typing import DTypeLike
 for _name in ("._tools.trace", ".io", "._sync.engine", "._callbacks"):
     _import_module(_name, __name__)
 _register()
-_set_native_signatures()
+_set_native_signatures(Op)
 
 
 def __getattr__(name: str) -> object:

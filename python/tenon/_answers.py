@@ -80,6 +80,23 @@ def memory_advice(option: str) -> Iterator[None]:
 
 CHANGING = "items of changing length go through a channel of objects, tn.Channel(nbytes=...)"
 
+_OF_LENGTH = ("rows", "resize", "reshape", "length", "size", "nbytes", "attachment", "attach")
+
+
+def about_length(name: object) -> str:
+    """What the error for an attribute that an item of a channel does not have adds."""
+    return f"; {CHANGING}" if name in _OF_LENGTH else ""
+
+
+def explain_shape(name: str, shape: tuple[int, ...], value: Any, error: ValueError) -> None:
+    """Adds to an error of NumPy that a field of an item has one shape."""
+    if "broadcast" in str(error):
+        import numpy as np
+
+        facts = f"field {name!r} has the shape {shape}, and its value {np.shape(value)}"
+        error.args = (f"{facts}: {error}; {CHANGING}",)
+
+
 _END = "ch.close(); then `for item in ch` ends in the consumers when they have all items"
 CHANNEL: Table = {
     "use ch.send(item)": (

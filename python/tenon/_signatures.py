@@ -32,11 +32,10 @@ def set_signature(kind: type, function: Callable[..., Any], is_method: bool = Fa
     kind.__signature__ = _Signature(kind, function, is_method)  # type: ignore[attr-defined]
 
 
-def set_native_signatures() -> None:
-    """Of the classes that the extension has, those that no program makes among them."""
+def set_native_signatures(*others: type) -> None:
+    """Of the classes that the extension has. others: classes that no program makes, either."""
     from ._core import Batch, NDArray, Schema, dtype
     from ._errors import LeaseEscapedWarning, TenonError
-    from ._sync.ops import Op
     from ._typing import DTypeLike
 
     def none() -> None: ...
@@ -44,9 +43,8 @@ def set_native_signatures() -> None:
     def of_dtype(dtype: DTypeLike) -> None: ...
     def of_error(*args: object) -> None: ...
 
-    set_signature(Batch, none)
-    set_signature(NDArray, none)
-    set_signature(Op, none)
+    for kind in (Batch, NDArray, *others):
+        set_signature(kind, none)
     set_signature(Schema, of_schema)
     set_signature(dtype, of_dtype)
     kinds: list[type] = [TenonError, *TenonError.__subclasses__(), LeaseEscapedWarning]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import operator
 import os
 import sys
 import time
@@ -24,7 +23,7 @@ from .._sync.lease import where_views_are_kept
 from .._values import count, flag, seconds
 from . import membership
 from .elements import nbytes_from, whole_pages
-from .objects import ObjectItem, ObjectLoan, Reader, Writer, nbytes_with_parts
+from .objects import ObjectItem, ObjectLoan, Reader, Writer, axes_of, nbytes_with_parts
 
 if TYPE_CHECKING:
     import asyncio
@@ -273,7 +272,7 @@ class Channel(ChannelCalls, membership.Member):
                 try:
                     field[...] = value
                 except ValueError as error:
-                    _explain_shape(name, field, value, error)
+                    _answers.explain_shape(name, field.shape, value, error)
                     raise
 
     def _refuse(self, function: Callable[..., Any], options: Mapping[str, Any]) -> NoReturn:
@@ -596,7 +595,7 @@ def _check_same(native: _core.NativeChannel, given: dict[str, Any], name: str) -
             continue
         other = found[argument]
         if argument == "schema" and other is not None:
-            value = [(field, kind, _axes(shape)) for field, kind, shape in value]
+            value = [(field, kind, axes_of(shape)) for field, kind, shape in value]
         is_size = argument in ("nbytes", "largest")
         if value != other and not (is_size and other and 0 <= other - value < _PAGE):
             raise ValueError(
@@ -605,13 +604,6 @@ def _check_same(native: _core.NativeChannel, given: dict[str, Any], name: str) -
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # sizes are in whole pages
-
-
-def _axes(shape: Any) -> tuple[int, ...]:
-    try:
-        return (operator.index(shape),)
-    except TypeError:
-        return tuple(shape)
 
 
 def _wishes(on_death: str, receives: str | None, inline: int | str) -> tuple[str, str | None, int]:
@@ -686,20 +678,6 @@ class _Items:
         raise StopAsyncIteration
 
 
-_OF_LENGTH = ("rows", "resize", "reshape", "length", "size", "nbytes", "attachment", "attach")
-
-
-def _explain_shape(name: str, field: Any, value: Any, error: ValueError) -> None:
-    """Adds to an error of NumPy that the item of a channel has fields of fixed shapes."""
-    import numpy as np
-
-    if "broadcast" in str(error):
-        error.args = (
-            f"field {name!r} has the shape {field.shape}, and its value {np.shape(value)}: {error}; "
-            f"{_answers.CHANGING}",
-        )
-
-
 class Loan(Fields, NativeItem):
     """A slot to fill, with its fields as NumPy arrays; see `Channel.loan`. ``item.x = value`` writes the
     elements of field x."""
@@ -724,8 +702,7 @@ class Loan(Fields, NativeItem):
     def _missing(self, name: object) -> str:
         if self._has_ended():
             return f"the item has no field {name!r} any more: it was sent or dropped"
-        text = super()._missing(name)
-        return f"{text}; {_answers.CHANGING}" if name in _OF_LENGTH else text
+        return super()._missing(name) + _answers.about_length(name)
 
     def send(self) -> None:
         """Sends the item. The end of a ``with`` block does this automatically."""
