@@ -154,28 +154,35 @@ TENON_API int32_t tenon_message_is_unopened(const void* data, uint64_t nbytes);
 typedef struct tenon_pool_server tenon_pool_server;
 typedef struct tenon_pool_link tenon_pool_link;
 
-/* Serves a pool of this process at a new socket, in a thread, to processes of this user. backlog: connections
- * that may wait (64 is usual). The socket is removed with the last release, and at the end of the process;
- * one that a killed process has left is replaced. A forked child does not serve. What processes have got
- * stays theirs. Fails with SYSTEM (another process listens at the path; it is no socket; there is no /proc),
- * VALUE (path: 1 to 107 bytes, of a file system), TIMEOUT (another process makes a socket in the
- * directory). */
+#define TENON_NO_GROUP UINT32_MAX
+
+/* Serves a pool of this process at a new socket, in a thread, to processes of this user. group:
+ * TENON_NO_GROUP, or the number of a group of this process, to whose processes the pool is served, too. They
+ * must be trusted: each of them can make this process crash, or run code as its user. A pool has one group at
+ * most. backlog: connections that may wait (64 is usual). The socket is removed with the last release, and at
+ * the end of the process; one that a killed process has left is replaced. A forked child does not serve. What
+ * processes have got stays theirs. Fails with SYSTEM (another process listens at the path; it is no socket;
+ * there is no /proc), VALUE (path: 1 to 107 bytes, of a file system; group: this process is not in it, or the
+ * pool has another one), TIMEOUT (another process makes a socket in the directory). */
 TENON_API tenon_status tenon_tensor_pool_serve(tenon_tensor_pool* pool, const char* path, int32_t backlog,
-                                               tenon_pool_server** out, tenon_error* error);
+                                               uint32_t group, tenon_pool_server** out, tenon_error* error);
 TENON_API void tenon_pool_server_retain(tenon_pool_server* server);
 TENON_API void tenon_pool_server_release(tenon_pool_server* server);
 
 /* Lets this process and its forked children open messages of the pool that is served at the path, and those
  * of other pools that its process knows: of messages that it has sent on, and that were offered to it. With
- * the last release of the link, no further memory can be got; what is open stays open. Fails with NOT_FOUND
- * (no process serves there, or one of another time namespace), TIMEOUT, INTERRUPTED, VALUE (path; another
- * version), SYSTEM (it is of another user; no file descriptor is left), NO_MEMORY. */
-TENON_API tenon_status tenon_pool_attach(const char* path, int64_t timeout_ns, tenon_pool_link** out,
-                                         tenon_error* error);
+ * the last release of the link, no further memory can be got; what is open stays open. group: TENON_NO_GROUP,
+ * or the number of a group of this process in which the process that serves may be, if it is of another user.
+ * Fails with NOT_FOUND (no process serves there, or one of another time namespace), TIMEOUT, INTERRUPTED,
+ * VALUE (path; another version; this process is not in the group), SYSTEM (it is of another user; no file
+ * descriptor is left), NO_MEMORY. */
+TENON_API tenon_status tenon_pool_attach(const char* path, int64_t timeout_ns, uint32_t group,
+                                         tenon_pool_link** out, tenon_error* error);
 TENON_API void tenon_pool_link_retain(tenon_pool_link* link);
 TENON_API void tenon_pool_link_release(tenon_pool_link* link);
 /* The process that serves, and processes that are attached to it, can open messages of this pool of this
- * process. Fails as tenon_pool_attach. */
+ * process, whose memory is given to the group of the link. Fails as tenon_pool_attach, and with VALUE (the
+ * pool has another group). */
 TENON_API tenon_status tenon_pool_link_offer(tenon_pool_link* link, tenon_tensor_pool* pool,
                                              tenon_error* error);
 

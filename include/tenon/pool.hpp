@@ -121,11 +121,11 @@ class TensorPool {
   uint32_t revoke(const std::string& tag) const {
     return detail::call_for<uint32_t>(tenon_tensor_pool_revoke, get(), tag.c_str());
   }
-  // Other processes of this user open messages of the pool with PoolLink::attach(path), also in other
-  // containers. Fails as tenon_tensor_pool_serve. \since 0.7
-  PoolServer serve(const std::string& path, int32_t backlog = 64) const {
+  // Other processes of this user, and of the group, open messages of the pool with PoolLink::attach(path),
+  // also in other containers. Fails as tenon_tensor_pool_serve. \since 0.7
+  PoolServer serve(const std::string& path, int32_t backlog = 64, uint32_t group = TENON_NO_GROUP) const {
     return PoolServer(
-        detail::call_for<tenon_pool_server*>(tenon_tensor_pool_serve, get(), path.c_str(), backlog));
+        detail::call_for<tenon_pool_server*>(tenon_tensor_pool_serve, get(), path.c_str(), backlog, group));
   }
   // Adds to the counters what the caller has refused, or has sent in bytes of its own, because there was no
   // room. \since 0.7
@@ -148,10 +148,10 @@ class TensorPool {
 class PoolLink {
  public:
   // Fails as tenon_pool_attach.
-  static PoolLink attach(const std::string& path,
-                         std::chrono::nanoseconds timeout = std::chrono::seconds(5)) {
-    return PoolLink(
-        detail::call_for<tenon_pool_link*>(tenon_pool_attach, path.c_str(), detail::timeout_ns(timeout)));
+  static PoolLink attach(const std::string& path, std::chrono::nanoseconds timeout = std::chrono::seconds(5),
+                         uint32_t group = TENON_NO_GROUP) {
+    return PoolLink(detail::call_for<tenon_pool_link*>(tenon_pool_attach, path.c_str(),
+                                                       detail::timeout_ns(timeout), group));
   }
   // The process that serves can open messages of this pool. Fails as tenon_pool_link_offer.
   void offer(const TensorPool& pool) const { call(tenon_pool_link_offer, get(), pool.get()); }

@@ -265,10 +265,11 @@ class NativePool {
 // The native part of tenon.PoolServer. In a forked child it does nothing.
 class NativePoolServer {
  public:
-  NativePoolServer(NativePool& pool, nb::bytes path, int32_t backlog) {
+  NativePoolServer(NativePool& pool, nb::bytes path, int32_t backlog, uint32_t group) {
     tenon_tensor_pool* const served = pool.here();
     const nb::gil_scoped_release release;
-    server_ = detail::call_for<tenon_pool_server*>(tenon_tensor_pool_serve, served, path.c_str(), backlog);
+    server_ =
+        detail::call_for<tenon_pool_server*>(tenon_tensor_pool_serve, served, path.c_str(), backlog, group);
   }
   NativePoolServer(const NativePoolServer&) = delete;
   NativePoolServer& operator=(const NativePoolServer&) = delete;
@@ -282,9 +283,9 @@ class NativePoolServer {
 // The native part of tenon.PoolLink.
 class NativePoolLink {
  public:
-  NativePoolLink(nb::bytes path, Seconds timeout) {
+  NativePoolLink(nb::bytes path, Seconds timeout, uint32_t group) {
     const int64_t timeout_ns = timeout.nanoseconds();
-    link_ = detail::call_for<tenon_pool_link*>(tenon_pool_attach, path.c_str(), timeout_ns);
+    link_ = detail::call_for<tenon_pool_link*>(tenon_pool_attach, path.c_str(), timeout_ns, group);
   }
   NativePoolLink(const NativePoolLink&) = delete;
   NativePoolLink& operator=(const NativePoolLink&) = delete;
@@ -505,11 +506,13 @@ void add_tensor_pool(nb::module_& module) {
       .def("stats", &NativePool::stats, nb::sig("def stats(self) -> dict[str, int]"), kStatsDoc)
       .def("_note", &NativePool::count, nb::arg("refused"), nb::arg("inlined"), nb::arg("inlined_nbytes"));
   nb::class_<NativePoolServer>(module, "NativePoolServer")
-      .def(nb::init<NativePool&, nb::bytes, int32_t>(), nb::arg("pool"), nb::arg("path"), nb::arg("backlog"))
+      .def(nb::init<NativePool&, nb::bytes, int32_t, uint32_t>(), nb::arg("pool"), nb::arg("path"),
+           nb::arg("backlog"), nb::arg("group"))
       .def("close", &NativePoolServer::close);
   nb::class_<NativePoolLink>(module, "NativePoolLink")
-      .def(nb::init<nb::bytes, Seconds>(), nb::arg("path"), nb::arg("timeout").none(),
-           nb::sig("def __init__(self, path: bytes, timeout: float | None) -> None"))
+      .def(nb::init<nb::bytes, Seconds, uint32_t>(), nb::arg("path"), nb::arg("timeout").none(),
+           nb::arg("group"),
+           nb::sig("def __init__(self, path: bytes, timeout: float | None, group: int) -> None"))
       .def("offer", &NativePoolLink::offer, nb::arg("pool"))
       .def("close", &NativePoolLink::close);
   static PyMethodDef loads_method = fast_method<loads>("loads", kLoadsDoc);

@@ -87,11 +87,14 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _ls(arguments: argparse.Namespace) -> int:
     import time
 
+    if arguments.group is not None and arguments.at is None:
+        print("tenon ls: --group is for --at SOCKET", file=sys.stderr)
+        return 1
     if arguments.at is not None:
         import tenon
 
         try:
-            tenon.attach_pool(arguments.at)  # the pool stays open, so it is shown
+            tenon.attach_pool(arguments.at, group=arguments.group)  # the pool stays open, so it is shown
         except (OSError, ValueError) as error:
             print(f"tenon ls: {error}", file=sys.stderr)
             return 1
@@ -242,6 +245,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     ls.add_argument(
         "--at", metavar="SOCKET", help="also the tensor pool that a process of another container serves there"
+    )
+    ls.add_argument(
+        "--group",
+        type=lambda text: int(text) if text.isdecimal() else text,
+        help="with --at: of a pool of another user, the group to which it is served",
     )
     ls_form = ls.add_mutually_exclusive_group()
     ls_form.add_argument(

@@ -28,6 +28,7 @@
 #include "base/error.h"
 #include "base/fork_mark.h"
 #include "base/text.h"
+#include "base/users.h"
 
 // These are newer than the headers of the oldest supported systems (Linux 5.14, 5.16, 6.3).
 #ifndef MADV_POPULATE_READ
@@ -261,7 +262,7 @@ void seal(const File& file) {
 bool is_sealed(const File& file) {
   const int seals = fcntl(file.fd(), F_GET_SEALS);
   if (seals < 0) check_denied("fcntl(F_GET_SEALS)", errno);
-  constexpr int kWanted = F_SEAL_SHRINK | F_SEAL_GROW;
+  constexpr int kWanted = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   return seals >= 0 && (seals & kWanted) == kWanted;
 }
 
@@ -646,7 +647,7 @@ File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool i
   }
   File file = File(opened).keep();
   // A process of root can open the files of all users, who must not choose what it reads.
-  if (!is_of_this_user(file)) return {};
+  if (!is_of_user(file, user()) && (is_writable || !is_given_to_own_group(file))) return {};
   // Between the two calls the process may have ended, and its pid and descriptor may be reused.
   const auto same = memory_name(concat("/proc/self/fd/", opened));
   return same && *same == *name ? std::move(file) : File();
@@ -680,9 +681,21 @@ bool facts_of(const File& file, FileFacts* facts) noexcept {
   return true;
 }
 
-bool is_of_this_user(const File& file) noexcept {
+bool is_same_file(const File& one, const File& other) noexcept {
+  FileFacts first, second;
+  return facts_of(one, &first) && facts_of(other, &second) && first.device == second.device &&
+         first.inode == second.inode;
+}
+
+uint32_t owner_of(const File& file) {
   struct stat status{};
-  return fstat(file.fd(), &status) == 0 && status.st_uid == user();
+  if (fstat(file.fd(), &status) != 0) throw_error(Code::kSystem, "fstat: ", system_text(errno));
+  return status.st_uid;
+}
+
+bool is_of_user(const File& file, uint32_t user) noexcept {
+  struct stat status{};
+  return fstat(file.fd(), &status) == 0 && status.st_uid == user;
 }
 
 bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept {

@@ -123,7 +123,8 @@ bool is_byte_locked(const File& file, uint64_t byte) noexcept;  // by another de
 uint32_t holder_of_byte(const File& file, uint64_t byte) noexcept;
 // The same file with an open file description of its own. Empty: the system refuses it, or /proc is missing.
 File open_again(const File& file, bool is_writable) noexcept;
-bool has_proc() noexcept;  // else no file can be opened again
+bool has_huge_pages(const File& file) noexcept;  // or it is not known
+bool has_proc() noexcept;                        // else no file can be opened again
 // For a forked child: replace the description that it shares with its parent by a new one, for the descriptor
 // and for a mapping. False: nothing has changed.
 bool reopen(const File& file) noexcept;
@@ -168,8 +169,9 @@ struct Found {
 };
 // The memory files of the visible processes of this user whose names begin with prefix.
 std::vector<Found> find_memory(const std::string& prefix);
-// Opens the file of a process again. Empty: it cannot be opened, or is another file by now. Both functions
-// fail with kSystem if no descriptor is left.
+// Opens the file of a process again. Empty: it cannot be opened, or is another file by now, or is another
+// user's. For reading, it may be one that its user has given to a group of this process. Both functions fail
+// with kSystem if no descriptor is left.
 File open_memory_of(uint32_t pid, int fd, const std::string& name_prefix, bool is_writable = true);
 // Why this process could not open a file that the process may have: for the ends of messages. "": it can look
 // at the process, or the process has ended.
@@ -183,7 +185,9 @@ struct FileFacts {
   bool is_regular = false;
 };
 bool facts_of(const File& file, FileFacts* facts) noexcept;  // false: not available
-bool is_of_this_user(const File& file) noexcept;
+bool is_same_file(const File& one, const File& other) noexcept;
+uint32_t owner_of(const File& file);                             // fails with kSystem
+bool is_of_user(const File& file, uint32_t user) noexcept;       // owns it
 bool facts_of(uint32_t pid, int fd, FileFacts* facts) noexcept;  // of a file of a process, without opening it
 
 // ------------------------------------------------------------------------------------------ events

@@ -66,10 +66,14 @@ File copy_of(int fd) {
   throw_error(Code::kSystem, "the file descriptor ", fd, " cannot be copied: ", std::strerror(error));
 }
 
+bool has_huge_pages(const File& file) noexcept {
+  struct statfs about{};
+  return fstatfs(file.fd(), &about) != 0 || about.f_type == HUGETLBFS_MAGIC;
+}
+
 std::byte* map_private(const File& file, size_t offset, size_t nbytes) noexcept {
   const File own = open_again(file, false);
-  struct statfs about{};
-  if (!own || fstatfs(own.fd(), &about) != 0 || about.f_type == HUGETLBFS_MAGIC) return nullptr;
+  if (!own || has_huge_pages(own)) return nullptr;
   // After mlockall(MCL_FUTURE), the system would copy all pages of a writable mapping at once.
   void* const mapped =
       mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, own.fd(), static_cast<off_t>(offset));

@@ -14,11 +14,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <thread>
+#include <vector>
 
+#include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
@@ -26,22 +30,17 @@
 namespace tenon::impl::os {
 namespace {
 
-// Of sockets that do not listen yet, beside the paths that they will get.
+// Of directories for sockets that do not listen yet, beside the paths that they will get. Only this user can
+// open such a directory. So the socket in it is the one that was made, whoever writes to the directory
+// around it.
 constexpr const char* kUnfinishedPrefix = ".tenon-socket.";
+constexpr const char* kUnfinishedName = "socket";
 
 sockaddr_un address_of(const std::string& path) noexcept {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof address.sun_path - 1);
   return address;
-}
-
-File new_socket() {
-  File made(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (made) return std::move(made).keep();
-  const int error = errno;
-  check_descriptors(error);
-  throw_error(Code::kSystem, "a Unix socket cannot be made: ", std::strerror(error));
 }
 
 // 0, or the error.
@@ -57,6 +56,11 @@ std::string folder_of(const std::string& path) {
 }
 
 std::string last_part_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// A path through /proc, which is short.
+std::string path_in(const File& folder, const std::string& name) {
+  return concat("/proc/self/fd/", folder.fd(), '/', name);
+}
 
 // The directory of a socket. All changes of its sockets are made under its lock, which ends with the
 // descriptor.
@@ -78,8 +82,44 @@ struct Folder {
     throw_error(Code::kSystem, "the directory of the socket '", path,
                 "' cannot be locked: ", std::strerror(errno));
   }
-  // A path through /proc, which is short.
-  std::string at(const std::string& name) const { return concat("/proc/self/fd/", file.fd(), '/', name); }
+};
+
+// Such a directory for one socket. Goes with the object.
+struct Unfinished {
+  const Folder& folder;
+  const std::string name;
+  File file;
+
+  // Empty: errno says why.
+  Unfinished(const Folder& in, std::string as) : folder(in), name(std::move(as)) {
+    if (mkdirat(folder.file.fd(), name.c_str(), 0700) != 0) return;
+    file = open_own(folder, name);
+    if (file) (void)chmod(concat("/proc/self/fd/", file.fd()).c_str(), 0700);  // whatever the umask
+  }
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+  ~Unfinished() { remove(folder, name, file); }
+
+  // Empty: it is not a directory that only this user can open.
+  static File open_own(const Folder& folder, const std::string& name) noexcept {
+    File found(openat(folder.file.fd(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status{};
+    if (!found || fstat(found.fd(), &status) != 0) return {};
+    if (status.st_uid == user() && (status.st_mode & (S_IRWXG | S_IRWXO)) == 0) return found;
+    errno = EPERM;
+    return {};
+  }
+  static void remove(const Folder& folder, const std::string& name, const File& file) noexcept {
+    const int error = errno;
+    struct stat status{};
+    if (file) {
+      const bool has_socket =
+          fstatat(file.fd(), kUnfinishedName, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISSOCK(status.st_mode);
+      if (has_socket) (void)unlinkat(file.fd(), kUnfinishedName, 0);
+      (void)unlinkat(folder.file.fd(), name.c_str(), AT_REMOVEDIR);
+    }
+    errno = error;
+  }
 };
 
 // What processes have left that were killed before their sockets listened. Requires the lock.
@@ -87,15 +127,12 @@ void sweep(const Folder& folder) {
   struct Close {
     void operator()(DIR* directory) const noexcept { closedir(directory); }
   };
-  const std::unique_ptr<DIR, Close> entries(opendir(folder.at(".").c_str()));
+  const std::unique_ptr<DIR, Close> entries(opendir(path_in(folder.file, ".").c_str()));
   if (entries == nullptr) return;
   while (const dirent* entry = readdir(entries.get())) {
     const std::string name = entry->d_name;
-    struct stat status{};
-    const bool is_left = name.rfind(kUnfinishedPrefix, 0) == 0 &&
-                         fstatat(folder.file.fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-                         S_ISSOCK(status.st_mode) && status.st_uid == user();
-    if (is_left) (void)unlinkat(folder.file.fd(), name.c_str(), 0);
+    if (name.rfind(kUnfinishedPrefix, 0) == 0)
+      Unfinished::remove(folder, name, Unfinished::open_own(folder, name));
   }
 }
 
@@ -123,6 +160,14 @@ void check_free(const Folder& folder, const std::string& path) {
 
 }  // namespace
 
+File new_socket() {
+  File made(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (made) return std::move(made).keep();
+  const int error = errno;
+  check_descriptors(error);
+  throw_error(Code::kSystem, "a Unix socket cannot be made: ", std::strerror(error));
+}
+
 void check_socket_path(const std::string& path) {
   constexpr size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
   if (path.empty() || path.size() > kMost || path[0] == '@' || path.find('\0') != std::string::npos ||
@@ -132,7 +177,7 @@ void check_socket_path(const std::string& path) {
   }
 }
 
-File listen_at(const std::string& path, int backlog, SocketFile* made) {
+File listen_at(const std::string& path, int backlog, uint32_t group, SocketFile* made) {
   check_socket_path(path);
   const Folder folder(path);
   if (!folder.is_locked) return {};
@@ -141,20 +186,25 @@ File listen_at(const std::string& path, int backlog, SocketFile* made) {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, 0) != sizeof number)
     throw_error(Code::kSystem, "no random number for a socket");
-  const std::string name = concat(kUnfinishedPrefix, number);
   File listener = new_socket();
-  const sockaddr_un address = address_of(folder.at(name));
+  const Unfinished unfinished(folder, concat(kUnfinishedPrefix, number));
+  const int own = unfinished.file.fd();
+  const mode_t mode = group == kNoGroup ? 0600 : 0660;
   struct stat status{};
+  const auto bind_and_listen = [&] {
+    const sockaddr_un address = address_of(path_in(unfinished.file, kUnfinishedName));
+    return bind(listener.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+           (group == kNoGroup ||
+            fchownat(own, kUnfinishedName, static_cast<uid_t>(-1), group, AT_SYMLINK_NOFOLLOW) == 0) &&
+           fchmodat(own, kUnfinishedName, mode, 0) == 0 && listen(listener.fd(), backlog) == 0 &&
+           fstatat(own, kUnfinishedName, &status, AT_SYMLINK_NOFOLLOW) == 0;
+  };
   // It gets its path when it listens: a connection to a socket that is only bound is refused, as to one that
   // was left.
-  const bool is_done =
-      bind(listener.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
-      fchmodat(folder.file.fd(), name.c_str(), 0600, 0) == 0 && listen(listener.fd(), backlog) == 0 &&
-      fstatat(folder.file.fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-      renameat(folder.file.fd(), name.c_str(), folder.file.fd(), last_part_of(path).c_str()) == 0;
+  const bool is_done = unfinished.file && bind_and_listen() &&
+                       renameat(own, kUnfinishedName, folder.file.fd(), last_part_of(path).c_str()) == 0;
   if (!is_done) {
     const int error = errno;
-    (void)unlinkat(folder.file.fd(), name.c_str(), 0);
     if (!has_proc()) throw_error(Code::kSystem, "a socket at '", path, "' cannot be made without /proc");
     throw_error(Code::kSystem, "a socket at '", path, "' cannot be made: ", std::strerror(error));
   }
@@ -180,14 +230,13 @@ bool remove_socket(const SocketFile& made) noexcept {
   return true;
 }
 
-File connect_to(const std::string& path) {
+bool connect_to(const File& made, const std::string& path) {
   check_socket_path(path);
-  File made = new_socket();
   const int error = try_connect(made, path);
   switch (error) {
-    case 0: return made;
+    case 0: return true;
     case EAGAIN:  // so many connections wait that it takes no more
-    case EINTR: return {};
+    case EINTR: return false;
     case ENOENT:
     case ENOTDIR:
     case ECONNREFUSED:
@@ -213,28 +262,6 @@ void make_socket_pair(File* one, File* other) {
   *other = File(fds[1]).keep();
 }
 
-SocketPeer peer_of(const File& connection) {
-  ucred credentials{};
-  socklen_t nbytes = sizeof credentials;
-  if (getsockopt(connection.fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &nbytes) != 0) {
-    throw_error(Code::kSystem,
-                "the process at the other end of a socket is not known: ", std::strerror(errno));
-  }
-  // What the kernel shows instead of users that the user namespace has no number for.
-  static const uint32_t overflow = [] {
-    const File file(open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC));
-    char text[16] = {};
-    unsigned number = 65534;
-    if (file && read(file.fd(), text, sizeof text - 1) > 0) (void)std::sscanf(text, "%u", &number);
-    return number;
-  }();
-  SocketPeer peer;
-  peer.pid = static_cast<uint32_t>(std::max<pid_t>(credentials.pid, 0));
-  peer.user = credentials.uid;
-  peer.has_user = credentials.uid != overflow;
-  return peer;
-}
-
 bool send_packet(const File& connection, std::span<const std::byte> packet, const File* file) noexcept {
   iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -255,9 +282,43 @@ bool send_packet(const File& connection, std::span<const std::byte> packet, cons
          static_cast<ssize_t>(packet.size());
 }
 
+namespace {
+
+// The close of another file than a memory file may wait, without end: of a TCP socket for its peer, of a file
+// in user space for its program.
+void close_beside(std::span<const int> files) noexcept {
+  try {
+    const BlockedSignals blocked;
+    std::thread([fds = std::vector<int>(files.begin(), files.end())] {
+      for (const int fd : fds) close(fd);
+    }).detach();
+  } catch (const std::exception&) {
+    for (const int fd : files) close(fd);
+  }
+}
+
+bool is_memory_file(int fd) noexcept { return fcntl(fd, F_GET_SEALS) >= 0 || errno != EINVAL; }
+
+}  // namespace
+
+void end(File&& connection) noexcept {
+  File ending = std::move(connection);
+  if (ending.fd() < 0) return;
+  (void)shutdown(ending.fd(), SHUT_RDWR);  // nothing comes from now on
+  // Each packet has the credentials of its sender then, also an empty one.
+  const int has_credentials = 1;
+  (void)setsockopt(ending.fd(), SOL_SOCKET, SO_PASSCRED, &has_credentials, sizeof has_credentials);
+  msghdr message{};
+  const bool is_received = recvmsg(ending.fd(), &message, MSG_PEEK | MSG_DONTWAIT) < 0 ||
+                           (message.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == 0;
+  if (is_received) return;
+  const int fd = ending.release();
+  close_beside({&fd, 1});
+}
+
 long receive_packet(const File& connection, std::span<std::byte> packet, File* file,
                     bool* has_lost_files) noexcept {
-  constexpr size_t kMostFiles = 8;  // the others are closed by the kernel
+  constexpr size_t kMostFiles = 253;  // SCM_MAX_FD
   iovec part{packet.data(), packet.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kMostFiles * sizeof(int))] = {};
   msghdr message{};
@@ -270,20 +331,24 @@ long receive_packet(const File& connection, std::span<std::byte> packet, File* f
   const ssize_t n = recvmsg(connection.fd(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (n < 0) return errno == EAGAIN || errno == EINTR ? -1 : 0;
   *has_lost_files = (message.msg_flags & MSG_CTRUNC) != 0;
+  std::array<int, kMostFiles> foreign;
+  size_t n_files = 0, n_foreign = 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const size_t files = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < files; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
-      File received(fd);  // closes what is too much
-      if (*file) {
-        *has_lost_files = true;
-      } else {
-        *file = std::move(received).keep();
+      *has_lost_files |= n_files++ != 0;
+      if (!is_memory_file(fd)) {
+        foreign[n_foreign++] = fd;
+        continue;
       }
+      File received(fd);  // closes what is too much
+      if (!*file) *file = std::move(received).keep();
     }
   }
+  if (n_foreign != 0) close_beside({foreign.data(), n_foreign});
   return static_cast<long>(n);
 }
 

@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -17,8 +19,11 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/comes_true_testing.h"
 #include "base/error.h"
 
 namespace tenon::impl::os {
@@ -53,6 +58,12 @@ class UnixSocket : public testing::Test {
   std::string folder_, path_;
 };
 
+// Empty: the backlog is full.
+File connected_to(const std::string& path) {
+  File made = new_socket();
+  return connect_to(made, path) ? std::move(made) : File();
+}
+
 Code code_of(const std::function<void()>& attempt) {
   try {
     attempt();
@@ -65,9 +76,9 @@ Code code_of(const std::function<void()>& attempt) {
 
 TEST_F(UnixSocket, CarriesPacketsWithAFileOrWithout) {
   SocketFile made;
-  const File listener = listen_at(path_, 4, &made);
+  const File listener = listen_at(path_, 4, kNoGroup, &made);
   ASSERT_TRUE(listener);
-  const File one = connect_to(path_);
+  const File one = connected_to(path_);
   File other = accept_from(listener);
   ASSERT_TRUE(one && other);
   EXPECT_FALSE(accept_from(listener));
@@ -98,8 +109,8 @@ TEST_F(UnixSocket, CarriesPacketsWithAFileOrWithout) {
 
 TEST_F(UnixSocket, TakesOneFileAndClosesTheOthers) {
   SocketFile made;
-  const File listener = listen_at(path_, 4, &made);
-  const File one = connect_to(path_);
+  const File listener = listen_at(path_, 4, kNoGroup, &made);
+  const File one = connected_to(path_);
   const File other = accept_from(listener);
   for (const size_t n : {size_t{2}, size_t{8}, size_t{20}}) {
     const int before = fds();
@@ -125,24 +136,70 @@ TEST_F(UnixSocket, TakesOneFileAndClosesTheOthers) {
       EXPECT_EQ(receive_packet(other, room, &file, &has_lost_files), 1);
       EXPECT_TRUE(has_lost_files);
     }
-    EXPECT_EQ(fds(), before) << n;
+    EXPECT_TRUE(comes_true([&] { return fds() == before; })) << n;
+  }
+}
+
+// The close of a TCP socket with unsent bytes waits for as long as its user has said.
+TEST_F(UnixSocket, DoesNotWaitForTheFilesThatItGets) {
+  SocketFile made;
+  const File listener = listen_at(path_, 4, kNoGroup, &made);
+  const File tcp(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t nbytes = sizeof address;
+  ASSERT_EQ(bind(tcp.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(tcp.fd(), 16), 0);
+  ASSERT_EQ(getsockname(tcp.fd(), reinterpret_cast<sockaddr*>(&address), &nbytes), 0);
+  for (const bool is_received : {true, false}) {
+    for (const char* const text : {"x", ""}) {
+      const File one = connected_to(path_);
+      File other = accept_from(listener);
+      {
+        const File slow(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        (void)connect(slow.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+        const struct linger wait{1, 4};
+        ASSERT_EQ(setsockopt(slow.fd(), SOL_SOCKET, SO_LINGER, &wait, sizeof wait), 0);
+        pollfd ready{slow.fd(), POLLOUT, 0};
+        ASSERT_EQ(poll(&ready, 1, -1), 1);
+        const std::vector<char> unread(1 << 20);
+        while (send(slow.fd(), unread.data(), unread.size(), MSG_DONTWAIT) > 0) {
+        }
+        ASSERT_TRUE(send_packet(one, bytes(text), &slow));
+      }  // the last descriptor is on its way
+      const int64_t before = now_ns();
+      if (is_received) {
+        std::array<std::byte, 64> room{};
+        File file;
+        bool has_lost_files = false;
+        EXPECT_EQ(receive_packet(other, room, &file, &has_lost_files), static_cast<long>(std::strlen(text)));
+        EXPECT_FALSE(file);
+      }
+      end(std::move(other));
+      EXPECT_LT(now_ns() - before, 3'000'000'000) << is_received << text;
+      std::array<std::byte, 64> room{};
+      File file;
+      bool has_lost_files = false;
+      EXPECT_EQ(receive_packet(one, room, &file, &has_lost_files), 0) << "the other end is closed";
+    }
   }
 }
 
 TEST_F(UnixSocket, HasItsPathOnlyWhileItListens) {
   SocketFile made;
   {
-    const File listener = listen_at(path_, 4, &made);
+    const File listener = listen_at(path_, 4, kNoGroup, &made);
     struct stat status{};
     ASSERT_EQ(stat(path_.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600U);
     SocketFile second;
-    EXPECT_EQ(code_of([&] { (void)listen_at(path_, 4, &second); }), Code::kSystem);
+    EXPECT_EQ(code_of([&] { (void)listen_at(path_, 4, kNoGroup, &second); }), Code::kSystem);
     EXPECT_EQ(files(), std::vector<std::string>{"socket"});
   }
-  EXPECT_EQ(code_of([&] { (void)connect_to(path_); }), Code::kNotFound);
+  EXPECT_EQ(code_of([&] { (void)connected_to(path_); }), Code::kNotFound);
   SocketFile second;
-  const File listener = listen_at(path_, 4, &second);  // replaces the one that was left
+  const File listener = listen_at(path_, 4, kNoGroup, &second);  // replaces the one that was left
   EXPECT_TRUE(remove_socket(made));
   EXPECT_EQ(files(), std::vector<std::string>{"socket"}) << "the path is another one's";
   EXPECT_TRUE(remove_socket(second));
@@ -153,20 +210,20 @@ TEST_F(UnixSocket, IsNotMadeWhileAnotherProcessMakesOne) {
   const File folder(open(folder_.c_str(), O_RDONLY | O_DIRECTORY));
   ASSERT_EQ(flock(folder.fd(), LOCK_EX), 0);
   SocketFile made;
-  EXPECT_FALSE(listen_at(path_, 4, &made));
+  EXPECT_FALSE(listen_at(path_, 4, kNoGroup, &made));
   EXPECT_FALSE(remove_socket({path_, 0, 0}));
   ASSERT_EQ(flock(folder.fd(), LOCK_UN), 0);
-  EXPECT_TRUE(listen_at(path_, 4, &made));
+  EXPECT_TRUE(listen_at(path_, 4, kNoGroup, &made));
 }
 
 TEST_F(UnixSocket, TakesNoConnectionIfItsBacklogIsFull) {
   SocketFile made;
-  const File listener = listen_at(path_, 0, &made);
-  const File first = connect_to(path_);
+  const File listener = listen_at(path_, 0, kNoGroup, &made);
+  const File first = connected_to(path_);
   EXPECT_TRUE(first);
-  EXPECT_FALSE(connect_to(path_));
+  EXPECT_FALSE(connected_to(path_));
   EXPECT_TRUE(accept_from(listener));
-  const File second = connect_to(path_);
+  const File second = connected_to(path_);
   EXPECT_TRUE(second);
   EXPECT_FALSE(await_packet(second, 1'000'000));
 }
@@ -175,7 +232,7 @@ TEST_F(UnixSocket, OfARelativePathIsRemovedFromAnyDirectory) {
   const std::filesystem::path before = std::filesystem::current_path();
   SocketFile made;
   std::filesystem::current_path(folder_);
-  const File listener = listen_at("socket", 4, &made);
+  const File listener = listen_at("socket", 4, kNoGroup, &made);
   std::filesystem::current_path(before);
   EXPECT_EQ(files(), std::vector<std::string>{"socket"});
   EXPECT_TRUE(remove_socket(made));

@@ -178,12 +178,14 @@ int32_t tenon_message_is_unopened(const void* data, uint64_t nbytes) {
   return is_unopened ? 1 : 0;
 }
 
+static_assert(TENON_NO_GROUP == os::kNoGroup);
+
 tenon_status tenon_tensor_pool_serve(tenon_tensor_pool* pool, const char* path, int32_t backlog,
-                                     tenon_pool_server** out, tenon_error* error) {
+                                     uint32_t group, tenon_pool_server** out, tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
     unwrap(pool).check_process();
-    Ref<PoolServer> server = PoolServer::create(unwrap(pool), not_null(path, "path"), backlog);
+    Ref<PoolServer> server = PoolServer::create(unwrap(pool), not_null(path, "path"), backlog, group);
     *out = reinterpret_cast<tenon_pool_server*>(server.detach());
   });
 }
@@ -193,11 +195,11 @@ void tenon_pool_server_release(tenon_pool_server* server) {
   if (server != nullptr) reinterpret_cast<PoolServer*>(server)->release();
 }
 
-tenon_status tenon_pool_attach(const char* path, int64_t timeout_ns, tenon_pool_link** out,
+tenon_status tenon_pool_attach(const char* path, int64_t timeout_ns, uint32_t group, tenon_pool_link** out,
                                tenon_error* error) {
   return guarded(error, [&] {
     not_null(out, "out");
-    Ref<PoolLink> link = PoolLink::attach(not_null(path, "path"), timeout_ns);
+    Ref<PoolLink> link = PoolLink::attach(not_null(path, "path"), timeout_ns, group);
     *out = reinterpret_cast<tenon_pool_link*>(link.detach());
   });
 }

@@ -31,10 +31,10 @@ static_assert(sizeof(LinkRequest) == 64);
 enum class LinkStatus : uint32_t {
   kGiven = 0,    // kGet: the file is with the answer; kOffer: it was taken
   kUnknown = 1,  // the process does not give this segment: it is not known to it, or has ended
-  kRefused = 2,  // of a process of another user
+  kRefused = 2,  // to a process of another user, that is not in the group
   kNoFiles = 3,  // no descriptor is left
   kVersion = 4,  // another version of these packets
-  kNotPool = 5,  // what was offered is not the memory of a tensor pool of this user
+  kNotPool = 5,  // what was offered is not the memory of a tensor pool, or not of this user or group
 };
 
 struct LinkAnswer {

@@ -25,12 +25,13 @@ constexpr int64_t kForLoadNs = 1'000'000'000, kForOfferNs = 5'000'000'000;
 constexpr int64_t kForForkNs = 100'000'000;  // for all links: all threads may wait for it
 constexpr int64_t kMostClockErrorNs = 1'000'000'000;
 
-void check_peer(const os::File& connection, const std::string& path) {
-  const os::SocketPeer peer = os::peer_of(connection);
-  if (peer.has_user && peer.user == os::user()) return;
-  throw_error(Code::kSystem, "the socket '", path, "' is served by a process of user ", peer.user,
-              peer.has_user ? "" : " (which has no number in this user namespace)",
-              ", and this process is of user ", os::user());
+os::SocketPeer checked_peer(const os::File& connection, const std::string& path, uint32_t group) {
+  os::SocketPeer peer = os::peer_of(connection);
+  if (os::may_share(connection, peer, group)) return peer;
+  throw_error(Code::kSystem, "the socket '", path, "' is served by a process of ", text_of_user(peer),
+              ", and this process is of user ", os::user(),
+              group == os::kNoGroup ? ": serve the pool to a group of both, and name it here, too"
+                                    : concat("; it was not in the group ", group, " when it began to serve"));
 }
 
 [[noreturn]] void throw_refused(const LinkAnswer& answer, const std::string& path) {
@@ -46,9 +47,9 @@ void check_peer(const os::File& connection, const std::string& path) {
 
 // --------------------------------------------------------------------------------------------- one link
 
-Ref<PoolLink> PoolLink::attach(const std::string& path, int64_t timeout_ns) {
+Ref<PoolLink> PoolLink::attach(const std::string& path, int64_t timeout_ns, uint32_t group) {
   Ref<PoolLink> link = Ref<PoolLink>::adopt(new PoolLink);
-  link->number_ = PoolLinks::instance().attach(path, timeout_ns);  // nothing fails after it
+  link->number_ = PoolLinks::instance().attach(path, timeout_ns, group);  // nothing fails after it
   return link;
 }
 
@@ -67,12 +68,45 @@ void PoolLink::release() noexcept {
 
 PoolLinks& PoolLinks::instance() { return *Segments::instance().pool_links_; }
 
+// A connection that a forked child does not keep. It may be one itself: a signal handler can fork while this
+// process waits.
+class PoolLinks::Connection {
+ public:
+  // locked: as that of ask().
+  Connection(PoolLinks& links, const std::unique_lock<std::mutex>* locked) : links_(links), locked_(locked) {
+    const auto guard = lock();
+    links_.connections_.reserve(links_.connections_.size() + 1);
+    file_ = std::make_shared<os::File>(os::new_socket());
+    links_.connections_.push_back(file_);
+  }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection() {
+    const auto guard = lock();
+    std::erase(links_.connections_, file_);
+    os::end(std::move(*file_));
+  }
+  const os::File& file() const noexcept { return *file_; }
+  bool is_closed() const noexcept { return !*file_; }  // this is a forked child by now
+
+ private:
+  std::unique_lock<std::mutex> lock() const {
+    const bool has_lock = locked_ == nullptr || locked_->owns_lock();
+    return has_lock ? std::unique_lock<std::mutex>() : std::unique_lock(links_.segments_.lock_);
+  }
+
+  PoolLinks& links_;
+  const std::unique_lock<std::mutex>* const locked_;
+  std::shared_ptr<os::File> file_;
+};
+
 // locked: locked before a file is received, and until the caller has put it where forks take care of it.
 // Null: the caller has the lock. waiter: of the program; null: a call that waits this long cannot be
 // interrupted.
-PoolLinks::Given PoolLinks::ask(const std::string& path, LinkVerb verb, const SegmentId& segment,
+PoolLinks::Given PoolLinks::ask(const Link& link, LinkVerb verb, const SegmentId& segment,
                                 const os::File* sent, const Deadline& deadline,
-                                std::unique_lock<std::mutex>* locked, std::optional<Waiter>* waiter) const {
+                                std::unique_lock<std::mutex>* locked, std::optional<Waiter>* waiter) {
+  const std::string& path = link.path;
   const auto sleep = [&](auto call) {
     const std::string what = concat("an answer at the socket '", path, "'");
     WaitEnd end = WaitEnd::kOver;
@@ -88,31 +122,38 @@ PoolLinks::Given PoolLinks::ask(const std::string& path, LinkVerb verb, const Se
     if (end == WaitEnd::kTimeout)
       throw_error(Code::kTimeout, "no process has answered at the socket '", path, "': is it stopped?");
   };
-  os::File connection;
-  while (!(connection = os::connect_to(path))) {
-    constexpr timespec kMoment{0, 1'000'000};
-    sleep([&](int64_t) { return nanosleep(&kMoment, nullptr) != 0; });
-  }
-  check_peer(connection, path);
+  os::SocketPeer peer;
   LinkRequest request{};
-  std::memcpy(request.mark, kLinkMark, sizeof request.mark);
-  request.verb = verb;
-  request.segment = segment;
-  request.now_ns = now_ns();
-  if (!os::send_packet(connection, std::as_bytes(std::span(&request, 1)), sent)) {
-    throw_error(Code::kNotFound, "the process that serves the socket '", path,
-                "' has ended, or takes no packet");
-  }
-  while (!os::await_packet(connection, 0)) {
-    sleep([&](int64_t ns) { return os::await_packet(connection, ns); });
-  }
+  const auto is_answered = [&](const Connection& connection) {
+    constexpr timespec kMoment{0, 1'000'000};
+    while (!os::connect_to(connection.file(), path)) {
+      sleep([&](int64_t) { return nanosleep(&kMoment, nullptr) != 0; });
+      if (connection.is_closed()) return false;
+    }
+    peer = checked_peer(connection.file(), path, link.group);
+    std::memcpy(request.mark, kLinkMark, sizeof request.mark);
+    request.verb = verb;
+    request.segment = segment;
+    request.now_ns = now_ns();
+    if (!os::send_packet(connection.file(), std::as_bytes(std::span(&request, 1)), sent)) {
+      throw_error(Code::kNotFound, "the process that serves the socket '", path,
+                  "' has ended, or takes no packet");
+    }
+    while (!os::await_packet(connection.file(), 0)) {
+      sleep([&](int64_t ns) { return os::await_packet(connection.file(), ns); });
+      if (connection.is_closed()) return false;
+    }
+    return true;
+  };
+  std::optional<Connection> connection(std::in_place, *this, locked);
+  while (!is_answered(*connection)) connection.emplace(*this, locked);
   if (waiter != nullptr) waiter->reset();  // first: it takes the lock of the language
   if (locked != nullptr) locked->lock();
   LinkAnswer answer{};
   Given given;
   bool has_lost_files = false;
-  const long n = os::receive_packet(connection, std::as_writable_bytes(std::span(&answer, 1)), &given.file,
-                                    &has_lost_files);
+  const long n = os::receive_packet(connection->file(), std::as_writable_bytes(std::span(&answer, 1)),
+                                    &given.file, &has_lost_files);
   if (n <= 0) {
     throw_error(Code::kNotFound, "the process that serves the socket '", path,
                 "' has ended, or has closed the connection, before it answered");
@@ -129,6 +170,11 @@ PoolLinks::Given PoolLinks::ask(const std::string& path, LinkVerb verb, const Se
   const bool has_file = static_cast<bool>(given.file);
   if (has_file != (verb == LinkVerb::kGet) || (segment != SegmentId() && answer.segment != segment))
     throw_error(Code::kValue, "the socket '", path, "' has sent another answer than that to the question");
+  if (has_file && !os::is_of_user(given.file, os::user()) && !os::is_given_to(given.file, link.group) &&
+      !(peer.has_user && os::is_of_user(given.file, peer.user))) {
+    throw_error(Code::kValue, "the socket '", path,
+                "' has sent a memory file that is neither of its user nor given to the group");
+  }
   if (answer.now_ns < request.now_ns - kMostClockErrorNs || answer.now_ns > now_ns() + kMostClockErrorNs) {
     throw_error(
         Code::kNotFound, "the socket '", path,
@@ -139,15 +185,16 @@ PoolLinks::Given PoolLinks::ask(const std::string& path, LinkVerb verb, const Se
   return given;
 }
 
-uint64_t PoolLinks::attach(const std::string& path, int64_t timeout_ns) {
+uint64_t PoolLinks::attach(const std::string& path, int64_t timeout_ns, uint32_t group) {
   const Deadline deadline(timeout_ns);
   os::check_socket_path(path);
+  if (group != os::kNoGroup) os::check_member(group);
   // The program may change its directory before the link is asked again.
-  Link link{0, path[0] == '/' ? path : concat(std::filesystem::current_path().string(), '/', path)};
+  Link link{0, path[0] == '/' ? path : concat(std::filesystem::current_path().string(), '/', path), group};
   os::check_socket_path(link.path);
   std::unique_lock locked(segments_.lock_, std::defer_lock);
   std::optional<Waiter> waiter(std::in_place, deadline);
-  Given given = ask(link.path, LinkVerb::kGet, {}, nullptr, deadline, &locked, &waiter);
+  Given given = ask(link, LinkVerb::kGet, {}, nullptr, deadline, &locked, &waiter);
   links_.reserve(links_.size() + 1);
   given_.insert(given.segment);
   (void)segments_.add_pool(std::move(given.file), given.segment);
@@ -160,20 +207,19 @@ void PoolLinks::offer(uint64_t number, const SegmentId& pool) {
   std::unique_lock locked(segments_.lock_);
   const auto at = std::ranges::find(links_, number, &Link::number);
   if (at == links_.end()) throw_error(Code::kClosed, "the link is closed");
-  const std::string path = at->path;
+  const Link link = *at;
   const Segment* const segment = segments_.open_.find(pool);  // as long as the pool of the caller
   if (segment == nullptr) throw_error(Code::kValue, "the tensor pool is of another process");
+  if (link.group != os::kNoGroup) os::give_to(segment->file(), link.group);
   locked.unlock();
-  (void)ask(path, LinkVerb::kOffer, pool, &segment->file(), Deadline(kForOfferNs), &locked);
+  (void)ask(link, LinkVerb::kOffer, pool, &segment->file(), Deadline(kForOfferNs), &locked);
 }
 
 Segment& Segments::add_pool(os::File file, const SegmentId& expected) {
   if (Segment* const here = open_.find(expected)) return *here;
-  if (!os::is_of_this_user(file)) throw_error(Code::kValue, "the memory file is of another user");
-  std::unique_ptr<Segment> segment = Segment::open(std::move(file).keep(), true, MutexOwner::instance());
-  if (segment->header().id != expected || !segment->is_tensor_pool())
-    throw_error(Code::kValue, "the memory file is not that of the tensor pool ", text_of(expected));
-  Segment& added = open_.add(std::move(segment));
+  // A tensor pool has none. Where the system has none left, an access would end this process.
+  if (os::has_huge_pages(file)) throw_error(Code::kValue, "the memory file has huge pages");
+  Segment& added = open_.add(Segment::open(std::move(file).keep(), true, MutexOwner::instance(), &expected));
   nudge();
   return added;
 }
@@ -196,7 +242,7 @@ bool PoolLinks::ask(const SegmentId& pool) {
       const Deadline deadline(kForLoadNs);
       std::unique_lock locked(segments_.lock_, std::defer_lock);
       std::optional<Waiter> waiter(std::in_place, deadline);
-      Given given = ask(link.path, LinkVerb::kGet, pool, nullptr, deadline, &locked, &waiter);
+      Given given = ask(link, LinkVerb::kGet, pool, nullptr, deadline, &locked, &waiter);
       given_.insert(pool);
       (void)segments_.add_pool(std::move(given.file), pool);
       return true;
@@ -209,25 +255,33 @@ bool PoolLinks::ask(const SegmentId& pool) {
 }
 
 void PoolLinks::before_fork() noexcept {
-  if (links_.empty() || os::has_proc()) return;
+  if (links_.empty()) return;
   uint64_t silent = 0;  // the numbers of links whose processes have not answered, as bits
   const auto bit_of = [&](const Link& link) { return uint64_t{1} << (&link - links_.data()) % 64; };
+  const bool has_proc = os::has_proc();
   segments_.open_.visit([&](Segment& segment) {
     if (!segment.is_tensor_pool() || segment.file().is_lost()) return;
+    if (has_proc && (os::is_of_user(segment.file(), os::user()) || os::open_again(segment.file(), true)))
+      return;
     for (const Link& link : links_) {
       if ((silent & bit_of(link)) != 0) continue;
       try {
         const Deadline deadline(kForForkNs / static_cast<int64_t>(links_.size()));
-        return segment.give_child(
-            ask(link.path, LinkVerb::kGet, segment.header().id, nullptr, deadline, nullptr).file);
+        Given given = ask(link, LinkVerb::kGet, segment.header().id, nullptr, deadline, nullptr);
+        if (os::is_same_file(given.file, segment.file())) return segment.give_child(std::move(given.file));
       } catch (const Error& e) {
         if (e.code() == Code::kTimeout) silent |= bit_of(link);
         // Another one may have it.
-      } catch (const std::exception&) {
+      } catch (...) {
         // The same.
       }
     }
   });
+}
+
+void PoolLinks::become_child() noexcept {
+  for (const std::shared_ptr<os::File>& connection : connections_) *connection = os::File();
+  connections_.clear();
 }
 
 }  // namespace tenon::impl

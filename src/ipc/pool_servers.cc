@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -24,6 +25,7 @@ namespace tenon::impl {
 namespace {
 
 constexpr size_t kMostConnections = 64;  // the others wait in the backlog
+constexpr size_t kMostOffered = 64;      // pools of one other user
 constexpr int64_t kForRequestNs = 5'000'000'000;
 constexpr int kLookAgainMs = 250;  // for connections that say nothing
 constexpr timespec kForFolder{0, 1'000'000}, kWithoutDescriptors{0, 20'000'000};
@@ -34,19 +36,13 @@ void refuse(LinkAnswer* answer, LinkStatus status, std::string_view why) noexcep
   why.copy(answer->text, sizeof answer->text - 1);
 }
 
-bool is_same(const os::File& one, const os::File& other) noexcept {
-  os::FileFacts first, second;
-  return os::facts_of(one, &first) && os::facts_of(other, &second) && first.device == second.device &&
-         first.inode == second.inode;
-}
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------------- one socket
 
-Ref<PoolServer> PoolServer::create(TensorPool& pool, const std::string& path, int backlog) {
+Ref<PoolServer> PoolServer::create(TensorPool& pool, const std::string& path, int backlog, uint32_t group) {
   Ref<PoolServer> server = Ref<PoolServer>::adopt(new PoolServer(Ref<TensorPool>::share(&pool)));
-  server->number_ = PoolServers::instance().listen(pool.id(), path, backlog);  // nothing fails after it
+  server->number_ = PoolServers::instance().listen(pool.id(), path, backlog, group);  // nothing fails after
   return server;
 }
 
@@ -64,8 +60,10 @@ void PoolServer::release() noexcept {
 
 PoolServers& PoolServers::instance() { return *Segments::instance().pool_servers_; }
 
-uint64_t PoolServers::listen(const SegmentId& pool, const std::string& path, int backlog) {
+uint64_t PoolServers::listen(const SegmentId& pool, const std::string& path, int backlog, uint32_t group) {
   const Deadline deadline(kForRequestNs);
+  os::check_socket_path(path);
+  if (group != os::kNoGroup) os::check_member(group);
   while (true) {
     {
       const std::scoped_lock locked(segments_.lock_);
@@ -74,11 +72,20 @@ uint64_t PoolServers::listen(const SegmentId& pool, const std::string& path, int
                     " sockets, which is their greatest number");
       }
       servers_.reserve(kMostServers);
+      const Segment* const segment = segments_.open_.find(pool);  // as long as the pool of the caller
+      if (segment == nullptr) throw_error(Code::kValue, "the tensor pool is of another process");
+      if (group != os::kNoGroup) os::check_can_be_given_to(segment->file(), group);
       start_thread();
       Server server;
-      server.listener = os::listen_at(path, backlog, &server.socket);
+      server.listener = os::listen_at(path, backlog, group, &server.socket);
       if (server.listener) {
-        server.pool = pool;
+        server.served = {pool, os::user(), group};
+        try {
+          if (group != os::kNoGroup) os::give_to(segment->file(), group);
+        } catch (...) {
+          (void)os::remove_socket(server.socket);
+          throw;
+        }
         server.number = ++last_number_;
         servers_.push_back(std::move(server));
         wake();
@@ -152,6 +159,7 @@ void PoolServers::start_thread() {
 
 void PoolServers::wake() noexcept {
   constexpr std::byte kAny{};
+  if (wake_ == nullptr) return;  // no thread could be started in place of one that has lost its files
   (void)os::send_packet(wake_->signalled, std::span(&kAny, 1), nullptr);
 }
 
@@ -193,13 +201,17 @@ void PoolServers::look() noexcept {
       os::File file = os::accept_from(server.listener);
       is_without_descriptors_ |= errno == EMFILE || errno == ENFILE;
       if (!file) break;
-      connections_.push_back({server.pool, std::move(file), now + kForRequestNs});
+      connections_.push_back({server.served, std::move(file), now + kForRequestNs});
       // At once, so that those that wait do not use up the descriptors.
-      if (serve(connections_.back())) connections_.pop_back();
+      if (!serve(connections_.back())) continue;
+      os::end(std::move(connections_.back().file));
+      connections_.pop_back();
     }
   }
-  std::erase_if(connections_, [&](const Connection& connection) {
-    return serve(connection) || connection.until_ns <= now;
+  std::erase_if(connections_, [&](Connection& connection) {
+    if (!serve(connection) && connection.until_ns > now) return false;
+    os::end(std::move(connection.file));
+    return true;
   });
 }
 
@@ -225,6 +237,8 @@ bool PoolServers::serve(const Connection& connection) noexcept {
     }
   } catch (const std::exception& e) {
     refuse(&answer, LinkStatus::kNoFiles, e.what());
+  } catch (...) {
+    refuse(&answer, LinkStatus::kNoFiles, "the process that serves the pool has failed");
   }
   answer.files = given ? 1 : 0;
   const auto bytes = std::as_bytes(std::span(&answer, 1));
@@ -239,11 +253,18 @@ bool PoolServers::serve(const Connection& connection) noexcept {
 
 os::File PoolServers::answer_to(const Connection& connection, const LinkRequest& request, os::File sent,
                                 bool has_lost_files, LinkAnswer* answer) {
+  const Served& served = connection.served;
+  if (served.user != os::user()) {
+    refuse(answer, LinkStatus::kRefused, "the process that serves the pool has changed its user");
+    return {};
+  }
   const os::SocketPeer peer = os::peer_of(connection.file);
-  if (!peer.has_user || peer.user != os::user()) {
+  if (!os::may_share(connection.file, peer, served.group)) {
+    const bool has_group = served.group != os::kNoGroup;
     refuse(answer, LinkStatus::kRefused,
-           concat("the pool is of user ", os::user(), ", the process that asks of user ", peer.user,
-                  peer.has_user ? "" : " (which has no number in this user namespace)"));
+           concat("the pool is of user ", served.user, has_group ? concat(" and group ", served.group) : "",
+                  ", the process that asks of ", text_of_user(peer),
+                  has_group ? ", and not in that group" : ""));
     return {};
   }
   if (has_lost_files) {
@@ -251,20 +272,30 @@ os::File PoolServers::answer_to(const Connection& connection, const LinkRequest&
     return {};
   }
   if (request.verb == LinkVerb::kOffer) {
-    take(request.segment, std::move(sent), answer);
+    take(served, request.segment, std::move(sent), answer);
     return {};
   }
-  if (request.verb == LinkVerb::kGet) return give(connection.pool, request.segment, answer);
+  if (request.verb == LinkVerb::kGet) {
+    const bool is_same_user = peer.has_user && peer.user == served.user;
+    return give(served, is_same_user, request.segment, answer);
+  }
   refuse(answer, LinkStatus::kVersion, "the request is of another version of Tenon");
   return {};
 }
 
-os::File PoolServers::give(const SegmentId& pool, const SegmentId& wanted, LinkAnswer* answer) {
-  const SegmentId id = wanted == SegmentId() ? pool : wanted;
+// A member of the group does not get what another user has given to other groups, or offered to others.
+os::File PoolServers::give(const Served& served, bool is_same_user, const SegmentId& wanted,
+                           LinkAnswer* answer) {
+  const SegmentId id = wanted == SegmentId() ? served.pool : wanted;
   answer->segment = id;
   Segment* const segment = segments_.open_.find(id);
-  const bool is_its = segments_.tensor_pools_->needs(pool, id) || offered_.contains(id);
-  if (segment == nullptr || !is_its || !segment->is_tensor_pool()) {
+  const auto offered = offered_.find(id);
+  const bool is_offered =
+      offered != offered_.end() && (is_same_user || offered->second.groups.contains(served.group));
+  const bool is_its = segments_.tensor_pools_->needs(served.pool, id) || is_offered;
+  const bool may_get = segment != nullptr && (is_same_user || os::is_of_user(segment->file(), served.user) ||
+                                              os::is_given_to(segment->file(), served.group));
+  if (!may_get || !is_its || !segment->is_tensor_pool()) {
     refuse(answer, LinkStatus::kUnknown,
            "the process that serves the pool does not give this memory: it has "
            "ended, or is of no message of the pool");
@@ -285,11 +316,32 @@ os::File PoolServers::give(const SegmentId& pool, const SegmentId& wanted, LinkA
 }
 
 // Opens what another process has offered. It stays open as every tensor pool of a living process. The number
-// of a pool is no proof that the other process has it, as each message has that: its file is.
-void PoolServers::take(const SegmentId& offered, os::File sent, LinkAnswer* answer) {
+// of a pool is no proof that the other process has it, as each message has that: its file is. What is no
+// sealed memory file is not even opened: that could wait, or do something.
+void PoolServers::take(const Served& served, const SegmentId& offered, os::File sent, LinkAnswer* answer) {
   Segment* segment = segments_.open_.find(offered);
-  if (!sent || !os::is_of_this_user(sent) || (segment != nullptr && !is_same(sent, segment->file())))
-    return refuse(answer, LinkStatus::kNotPool, "what was offered is not a memory file of this user");
+  const bool is_sent_by_sharer =
+      sent && (os::is_of_user(sent, served.user) || os::is_given_to(sent, served.group));
+  if (!is_sent_by_sharer || !os::is_sealed(sent) ||
+      (segment != nullptr && !os::is_same_file(sent, segment->file()))) {
+    return refuse(answer, LinkStatus::kNotPool,
+                  concat("what was offered is not a memory file of user ", served.user,
+                         served.group != os::kNoGroup
+                             ? concat(", nor one that its owner has given to group ", served.group)
+                             : ""));
+  }
+  std::erase_if(offered_, [&](const auto& each) { return segments_.open_.find(each.first) == nullptr; });
+  const uint32_t user = os::owner_of(sent);
+  if (user != served.user && !offered_.contains(offered)) {
+    const auto n =
+        std::ranges::count_if(offered_, [&](const auto& each) { return each.second.user == user; });
+    const auto pages = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES));
+    if (static_cast<size_t>(n) >= kMostOffered || os::size_of(sent) / os::page_nbytes() > pages) {
+      return refuse(answer, LinkStatus::kNoFiles,
+                    concat("the process that serves the pool takes ", kMostOffered, " pools of user ", user,
+                           " at most, none of them larger than the memory of the machine"));
+    }
+  }
   if (segment == nullptr) {
     os::File own = os::open_again(sent, true);
     sent = os::File();  // its description is that of the other process
@@ -306,8 +358,9 @@ void PoolServers::take(const SegmentId& offered, os::File sent, LinkAnswer* answ
   }
   if (!segment->is_tensor_pool())
     return refuse(answer, LinkStatus::kNotPool, "what was offered is not the memory of a tensor pool");
-  std::erase_if(offered_, [&](const SegmentId& id) { return segments_.open_.find(id) == nullptr; });
-  offered_.insert(offered);
+  Offered& entry = offered_[offered];
+  entry.user = user;
+  entry.groups.insert(served.group);
 }
 
 }  // namespace tenon::impl

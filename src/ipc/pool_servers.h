@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sockets at which this process serves its tensor pools. Other processes of this user ask there for the
-// memory file of a pool, in place of opening it through /proc, which they do not see or may not use.
+// The sockets at which this process serves its tensor pools. Other processes of this user, or of a group that
+// is named, ask there for the memory file of a pool, in place of opening it through /proc, which they do not
+// see or may not use. Who they are is what the kernel says of the connection.
 //
 // What they get is a new open file description of the file, of which this process keeps no descriptor. So the
 // locks of their places (place_locks.h) end with their processes, as those of processes that have opened the
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -22,6 +24,7 @@
 #include "base/fork_mark.h"
 #include "base/ref.h"
 #include "base/unix_socket.h"
+#include "base/users.h"
 #include "ipc/layout.h"
 #include "ipc/tensor_pool.h"
 
@@ -35,10 +38,13 @@ struct LinkRequest;
 // nothing.
 class PoolServer {
  public:
-  // Serves a pool of this process. backlog: connections that may wait. Fails with kSystem (another process
-  // listens at the path; it is no socket; there is no /proc), kValue (path), kTimeout (another process is
-  // making a socket in the directory).
-  static Ref<PoolServer> create(TensorPool& pool, const std::string& path, int backlog);
+  // Serves a pool of this process. backlog: connections that may wait. group: os::kNoGroup, or that of other
+  // users, to which the memory is given, too. Fails with kSystem (another process listens at the path; it is
+  // no socket; there is no /proc; the memory is another user's), kValue (path; this process is not in the
+  // group; the memory was given to another one), kTimeout (another process is making a socket in the
+  // directory).
+  static Ref<PoolServer> create(TensorPool& pool, const std::string& path, int backlog,
+                                uint32_t group = os::kNoGroup);
   // Removes the socket. What processes have got stays theirs.
   void close() noexcept;
 
@@ -59,7 +65,7 @@ class PoolServers {
   explicit PoolServers(Segments& segments) noexcept : segments_(segments) {}
   static PoolServers& instance();
 
-  uint64_t listen(const SegmentId& pool, const std::string& path, int backlog);
+  uint64_t listen(const SegmentId& pool, const std::string& path, int backlog, uint32_t group);
   void close(uint64_t number) noexcept;
 
   // Removes the sockets. For the end of the process.
@@ -68,16 +74,27 @@ class PoolServers {
   void become_child() noexcept;
 
  private:
+  // What is served to whom.
+  struct Served {
+    SegmentId pool;
+    uint32_t user = 0;  // of this process when it began
+    uint32_t group = os::kNoGroup;
+  };
   struct Server {
     uint64_t number = 0;
-    SegmentId pool;
+    Served served;
     os::File listener;
     os::SocketFile socket;
   };
   struct Connection {
-    SegmentId pool;  // of its server
+    Served served;  // by its server
     os::File file;
     int64_t until_ns = 0;
+  };
+
+  struct Offered {
+    uint32_t user = 0;          // that owns its file
+    std::set<uint32_t> groups;  // of the servers at which it was offered: only their members get it
   };
 
   static constexpr size_t kMostServers = 64;
@@ -96,14 +113,14 @@ class PoolServers {
   bool serve(const Connection& connection) noexcept;
   os::File answer_to(const Connection& connection, const LinkRequest& request, os::File sent,
                      bool has_lost_files, LinkAnswer* answer);
-  os::File give(const SegmentId& pool, const SegmentId& wanted, LinkAnswer* answer);
-  void take(const SegmentId& offered, os::File sent, LinkAnswer* answer);
+  os::File give(const Served& served, bool is_same_user, const SegmentId& wanted, LinkAnswer* answer);
+  void take(const Served& served, const SegmentId& offered, os::File sent, LinkAnswer* answer);
 
   Segments& segments_;
   // Guarded by Segments::lock_.
   std::vector<Server> servers_;
   std::vector<Connection> connections_;
-  std::set<SegmentId> offered_;
+  std::map<SegmentId, Offered> offered_;
   uint64_t last_number_ = 0;
   bool is_without_descriptors_ = false;
   std::unique_ptr<Wake> wake_;  // the lists have changed. Null: there is no thread

@@ -43,7 +43,8 @@ class ServedPool : public testing::Test {
 
   // Asks as another process. Empty: it was not given.
   os::File ask(const SegmentId& segment = {}) const {
-    const os::File connection = os::connect_to(path_);
+    const os::File connection = os::new_socket();
+    EXPECT_TRUE(os::connect_to(connection, path_));
     LinkRequest request{};
     std::memcpy(request.mark, kLinkMark, sizeof request.mark);
     request.verb = LinkVerb::kGet;

@@ -100,7 +100,8 @@ std::unique_ptr<Segment> Segment::create(const SegmentPlan& plan, MutexOwner& mu
   return segment;
 }
 
-std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwner& mutex_owner) {
+std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwner& mutex_owner,
+                                       const SegmentId* pool) {
   std::unique_ptr<Segment> segment(new Segment);
   if (!os::is_sealed(file)) {
     throw_error(Code::kValue,
@@ -111,6 +112,8 @@ std::unique_ptr<Segment> Segment::open(os::File file, bool is_writable, MutexOwn
     throw_error(Code::kValue, "this is no shared memory that Tenon can use: it has ", nbytes, " bytes");
   }
   check(segment->header_, nbytes);
+  if (pool != nullptr && (segment->header_.id != *pool || !segment->is_tensor_pool()))
+    throw_error(Code::kValue, "the memory file is not that of the tensor pool ", text_of(*pool));
   segment->file_ = std::move(file);
   segment->map(is_writable, -1);
   if (segment->is_on_device()) segment->read_record();

@@ -53,9 +53,10 @@ class Segment {
   // Creates a memory file, maps it and takes a place. Its data have no memory yet. Fails with kNoMemory,
   // kSystem, kValue.
   static std::unique_ptr<Segment> create(const SegmentPlan& plan, MutexOwner& mutex_owner);
-  // Checks and maps the file of another process, and takes a place. Fails with kValue (it is not a segment,
-  // or is damaged), kNoMemory, kSystem.
-  static std::unique_ptr<Segment> open(os::File file, bool is_writable, MutexOwner& mutex_owner);
+  // Checks and maps the file of another process, and takes a place. pool: the tensor pool that it must be, or
+  // null. Fails with kValue (it is not a segment, is another one, or is damaged), kNoMemory, kSystem.
+  static std::unique_ptr<Segment> open(os::File file, bool is_writable, MutexOwner& mutex_owner,
+                                       const SegmentId* pool = nullptr);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
   // Frees the place. Requires: this process does not use a block.

@@ -755,6 +755,7 @@ void Segments::become_child() noexcept {
   open_.become_child();
   tensor_pools_->become_child();
   pool_servers_->become_child();
+  pool_links_->become_child();
   while (late_uses_ != nullptr) {  // the parent waits for its work
     const std::unique_ptr<BlockUse> late(late_uses_);
     late_uses_ = late->next_use;

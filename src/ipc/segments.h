@@ -228,8 +228,8 @@ class Segments {
   Segment* own_segment_of(const ArrayHandle& handle);
   Segment& reach(const SegmentId& id, const os::Process& sender, int fd, OpenSegments::CloseUnused& opened);
 
-  // Opens the memory of a tensor pool whose file another process has given. Fails as Segment::open, and with
-  // kValue (it is another segment, or no tensor pool of this user).
+  // Opens the memory of a tensor pool whose file another process has given, and whose owner was checked.
+  // Fails as Segment::open, and with kValue (it is another segment, or no tensor pool).
   Segment& add_pool(os::File file, const SegmentId& expected);
 
   bool end_unused_memory(tenon_device device);

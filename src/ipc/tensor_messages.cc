@@ -41,7 +41,9 @@ void check_reachable(const MessageHead& message) {
   check_machine("the message cannot be opened: ", message.boot);
   if (message.user != os::user()) {
     throw_error(Code::kNotFound, kCannot, "it belongs to user ", message.user, ", this process to user ",
-                os::user());
+                os::user(),
+                ": serve the pool at a socket to a group of both users, and attach to it here (group= of "
+                "pool.serve and tn.attach_pool; tenon_tensor_pool_serve, tenon_pool_attach)");
   }
   if (message.pid_namespace != os::pid_namespace()) {
     throw_error(

@@ -80,19 +80,23 @@ static void check_messages(tenon_tensor_pool* pool) {
 }
 
 /* A process that attaches to its own pool has it already. */
-static void check_serving(tenon_tensor_pool* pool) {
+static void check_serving(tenon_tensor_pool* pool, uint32_t group) {
   char path[] = "/tmp/tenon-client-XXXXXX.socket";
   tenon_pool_server* server = NULL;
   tenon_pool_link* link = NULL;
   tenon_error error = TENON_ERROR_INIT;
   const int file = mkstemps(path, 7);
   CHECK(file >= 0 && close(file) == 0);
-  FAILS(TENON_ERR_SYSTEM, tenon_tensor_pool_serve(pool, path, 8, &server, &error)); /* it is no socket */
+  FAILS(TENON_ERR_SYSTEM,
+        tenon_tensor_pool_serve(pool, path, 8, TENON_NO_GROUP, &server, &error)); /* it is no socket */
   CHECK(unlink(path) == 0);
-  FAILS(TENON_ERR_VALUE, tenon_tensor_pool_serve(pool, "", 8, &server, &error));
-  FAILS(TENON_ERR_NOT_FOUND, tenon_pool_attach(path, -1, &link, &error));
-  OK(tenon_tensor_pool_serve(pool, path, 8, &server, &error));
-  OK(tenon_pool_attach(path, -1, &link, &error));
+  FAILS(TENON_ERR_VALUE, tenon_tensor_pool_serve(pool, "", 8, TENON_NO_GROUP, &server, &error));
+  FAILS(TENON_ERR_NOT_FOUND, tenon_pool_attach(path, -1, TENON_NO_GROUP, &link, &error));
+  FAILS(TENON_ERR_VALUE,
+        tenon_tensor_pool_serve(pool, path, 8, UINT32_MAX - 1, &server, &error)); /* not in it */
+  FAILS(TENON_ERR_VALUE, tenon_pool_attach(path, -1, UINT32_MAX - 1, &link, &error));
+  OK(tenon_tensor_pool_serve(pool, path, 8, group, &server, &error));
+  OK(tenon_pool_attach(path, -1, group, &link, &error));
   OK(tenon_pool_link_offer(link, pool, &error));
   tenon_pool_server_retain(server);
   tenon_pool_server_release(server);
@@ -108,6 +112,7 @@ static void check_serving(tenon_tensor_pool* pool) {
 void client_pool(void) {
   tenon_tensor_pool* pool = new_pool(1 << 20);
   check_messages(pool);
-  check_serving(pool);
+  check_serving(pool, TENON_NO_GROUP);
+  check_serving(pool, (uint32_t)getegid());
   tenon_tensor_pool_release(pool);
 }

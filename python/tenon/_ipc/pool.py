@@ -208,17 +208,23 @@ class TensorPool(NativePool):
             raise TypeError("revoke() needs a tag or a message")
         return self._revoke(tag) if message is None else int(_core.revoke_message(bytes(memoryview(message))))
 
-    def serve(self, path: str | os.PathLike[str], *, backlog: int = 64) -> PoolServer:
+    def serve(
+        self, path: str | os.PathLike[str], *, backlog: int = 64, group: str | int | None = None
+    ) -> PoolServer:
         """Lets processes open messages of this pool that share neither the PID namespace nor ``/proc`` nor
         the user namespace with this one, as in other containers: they call `attach_pool` with the path.
 
         Parameters
         ----------
         path : str or os.PathLike
-            Of a new Unix socket, in a directory that both see. Only processes of this user are answered. The
-            socket of a process that has ended is replaced.
+            Of a new Unix socket, in a directory that both see. Only processes of this user are answered, and
+            those of the group. The socket of a process that has ended is replaced.
         backlog : int
             How many processes may wait for an answer.
+        group : str or int, optional
+            The name or the number of a group of this process. Processes in it are answered, too, whatever
+            their user. They must be trusted as processes of this user: each of them can make this process
+            crash, or run code as its user. A pool has one group at most.
 
         Raises
         ------
@@ -226,11 +232,12 @@ class TensorPool(NativePool):
             Another process serves at the path. It is not a socket. There is no ``/proc`` here: let this
             process attach to one that serves, and use `PoolLink.offer`.
         ValueError
-            The path is longer than 107 bytes, or in no file system.
+            The path is longer than 107 bytes, or in no file system. There is no such group, this process is
+            not in it, or the pool was served to another one.
         TimeoutError
             Another process makes a socket in the directory, and is stopped.
         """
-        return PoolServer(self, path, backlog)
+        return PoolServer(self, path, backlog, group)
 
     def __repr__(self) -> str:
         now = self.stats()

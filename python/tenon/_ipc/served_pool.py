@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import time
 import weakref
@@ -12,6 +13,7 @@ from .._core import NativePool, NativePoolLink, NativePoolServer
 from .._values import count, seconds
 
 _LOOK_AGAIN_SECONDS = 0.02
+_NO_GROUP = 0xFFFFFFFF  # TENON_NO_GROUP
 
 
 def _encoded(path: str) -> bytes:
@@ -19,6 +21,19 @@ def _encoded(path: str) -> bytes:
     if b"\0" in encoded:
         raise ValueError(f"{path!r} is not the path of a socket: it has a null character")
     return encoded
+
+
+def _number_of(group: str | int | None) -> int:
+    if group is None:
+        return _NO_GROUP
+    if not isinstance(group, str):
+        return count(group, "group", high=_NO_GROUP - 1)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"there is no group {group!r} on this system: give its number (group=44), or make it (groupadd)"
+        ) from None
 
 
 class PoolServer:
@@ -35,9 +50,12 @@ class PoolServer:
     path: str
     _native: NativePoolServer
 
-    def __init__(self, pool: NativePool, path: str | os.PathLike[str], backlog: int) -> None:
+    def __init__(
+        self, pool: NativePool, path: str | os.PathLike[str], backlog: int, group: str | int | None
+    ) -> None:
         self.path = os.fsdecode(path)
-        self._native = NativePoolServer(pool, _encoded(self.path), count(backlog, "backlog"))
+        number = _number_of(group)
+        self._native = NativePoolServer(pool, _encoded(self.path), count(backlog, "backlog"), number)
         _servers.add(self)
 
     def close(self) -> None:
@@ -74,13 +92,16 @@ class PoolLink:
     path: str
     _native: NativePoolLink
 
-    def __init__(self, path: str | os.PathLike[str], timeout: float, wait: float) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], timeout: float, wait: float, group: str | int | None
+    ) -> None:
         self.path = os.fsdecode(path)
         encoded, limit = _encoded(self.path), seconds(timeout, "timeout")
+        number = _number_of(group)
         end = time.monotonic() + seconds(wait, "wait")
         while True:
             try:
-                self._native = NativePoolLink(encoded, limit)
+                self._native = NativePoolLink(encoded, limit, number)
                 return
             except FileNotFoundError:
                 if time.monotonic() >= end:
@@ -89,7 +110,8 @@ class PoolLink:
 
     def offer(self, pool: NativePool) -> None:
         """Lets the process that serves, and processes that are attached to it, open messages of a pool of
-        this process. Raises as `attach_pool`."""
+        this process, whose memory is given to the group of the link. Raises as `attach_pool`, and ValueError
+        if the pool was given to another group."""
         self._native.offer(pool)
 
     def close(self) -> None:
@@ -111,7 +133,13 @@ class PoolLink:
         raise TypeError("a PoolLink belongs to its process: send its path")
 
 
-def attach_pool(path: str | os.PathLike[str], *, timeout: float = 5.0, wait: float = 0.0) -> PoolLink:
+def attach_pool(
+    path: str | os.PathLike[str],
+    *,
+    timeout: float = 5.0,
+    wait: float = 0.0,
+    group: str | int | None = None,
+) -> PoolLink:
     """Makes `loads` and `open` work in this process for messages of the pool that is served at the path
     (`TensorPool.serve`), for processes in other containers. A worker whose server has ended, and that gets
     `MessageGone`, attaches again.
@@ -123,6 +151,11 @@ def attach_pool(path: str | os.PathLike[str], *, timeout: float = 5.0, wait: flo
         How long it waits for an answer of the process that serves, in seconds.
     wait : float
         How long it waits until a process serves there, in seconds.
+    group : str or int, optional
+        The name or the number of a group of this process, in which the process that serves may be, if it is
+        of another user. The pool must be served to the group (`TensorPool.serve`). Processes of the group
+        must be trusted as those of this user: each of them can make this process crash, or run code as its
+        user.
 
     Raises
     ------
@@ -131,12 +164,12 @@ def attach_pool(path: str | os.PathLike[str], *, timeout: float = 5.0, wait: flo
     TimeoutError
         It does not answer.
     OSError
-        It is of another user. There is no free file descriptor.
+        It is of another user, and not in the group. There is no free file descriptor.
     ValueError
         The path, with the current directory if it is relative, is longer than 107 bytes, or in no file
-        system. The other process has another version of Tenon.
+        system. The other process has another version of Tenon. This process is not in the group.
     """
-    return PoolLink(path, timeout, wait)
+    return PoolLink(path, timeout, wait, group)
 
 
 _servers: weakref.WeakSet[PoolServer] = weakref.WeakSet()

@@ -103,9 +103,11 @@ def test_the_socket_of_a_killed_process_is_replaced(pool, path):
 
 def test_what_was_left_before_it_listened_is_swept(pool, path):
     folder = os.path.dirname(path)
+    os.mkdir(f"{folder}/.tenon-socket.17", 0o700)
     left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    left.bind(f"{folder}/.tenon-socket.17")
+    left.bind(f"{folder}/.tenon-socket.17/socket")
     left.close()
+    os.mkdir(f"{folder}/.tenon-socket.18", 0o700)
     open(f"{folder}/.tenon-socket.file", "w").close()
     with pool.serve(path):
         assert sorted(os.listdir(folder)) == [".tenon-socket.file", "pool"]
@@ -305,6 +307,71 @@ def test_a_process_that_has_closed_all_descriptors_serves_again(path):
             tn.attach_pool(f"{path}.new", timeout=SECONDS).close()
         out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0 and out == b""
+
+
+def sockets_open():
+    """The inodes."""
+    found = set()
+    for file in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if (target := os.readlink(f"/proc/self/fd/{file}")).startswith("socket:"):
+                found.add(target)
+    return found
+
+
+def test_a_forked_child_has_no_connection_of_a_thread_that_asks(path):
+    """Else the server would not see its end, and a file that was sent over it would stay open."""
+    with Other() as other:
+        other.ask("server = tn.TensorPool('1 MiB', linger=0).serve(path)", path=path)
+        other.stop()
+        before = sockets_open()
+        asking = threading.Thread(target=lambda: tn.attach_pool(path, timeout=SECONDS).close())
+        asking.start()
+        await_true(lambda: sockets_open() - before)
+        for _ in range(20):
+            child = fork.Process(target=lambda: os._exit(len(sockets_open() - before)))
+            child.start()
+            child.join(SECONDS)
+            assert child.exitcode == 0
+        assert sockets_open() - before, "the parent goes on"
+        other.go_on()
+        asking.join(SECONDS)
+        await_true(lambda: sockets_open() == before)
+
+
+def test_a_signal_handler_that_forks_harms_no_question(path):
+    """The child asks again over a connection of its own."""
+    with Other() as other, Other() as asking:
+        other.ask("server = tn.TensorPool('1 MiB', linger=0).serve(path)", path=path)
+        other.stop()
+        asking.ask(
+            """if True:
+            import signal
+            reader, writer = os.pipe()
+            told = None
+            def handler(*_):
+                global told
+                told = os.fork()
+            signal.signal(signal.SIGUSR1, handler)
+            """
+        )
+        asking.start(
+            """if True:
+            tn.attach_pool(path, timeout=600).close()
+            if told == 0:
+                os.write(writer, b"attached")
+                os._exit(0)
+            """,
+            path=path,
+        )
+        assert asking.is_busy()
+        os.kill(asking.pid, signal.SIGUSR1)
+        children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
+        await_true(lambda: children.read_text())
+        other.go_on()
+        asking.answer()
+        assert asking.ask("os.read(reader, 100)") == b"attached"
+        asking.ask("os.waitpid(told, 0)")
 
 
 def test_a_stopped_server_is_a_timeout(path):
