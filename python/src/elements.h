@@ -39,7 +39,8 @@ inline bool has_negative_stride(const tenon_array_desc& array) noexcept {
 
 // The way out for a caller that would write to a read-only array.
 inline constexpr char kHowToWrite[] =
-    "write to a.copy(), or import memory that may be written with tn.from_dlpack(x, writable=True)";
+    "write to a.copy(), which is the only way for a frozen array; if the memory is another library's and may "
+    "be written, import it with tn.from_dlpack(x, writable=True)";
 
 // Throws ValueError when array is read-only.
 void check_writable(const Array& array);

@@ -87,8 +87,9 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
     case Conflict::Reason::kOwnerDied:
       return Error(Code::kOwnerDied,
                    concat(what, ": ", dead_owner_text(conflict.holder),
-                          ", and may have left half of it: overwrite all of it, or repair it "
-                          "(on_owner_died=), or call clear_error() if it is good as it is"),
+                          ", and may have left half of it: overwrite all of it (an arena: use(layout, "
+                          "overwrite=True)), or repair it (on_owner_died=), or call the array's "
+                          "clear_error() if it is good as it is"),
                    static_cast<int32_t>(conflict.holder.pid));
     case Conflict::Reason::kMemoryDied:
       return Error(

@@ -23,7 +23,8 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array);
 
 // The way out for a caller that would write to a read-only array.
 inline constexpr char kHowToWrite[] =
-    "write to a copy, or import memory that may be written as writable (tn.from_dlpack(x, writable=True))";
+    "write to a copy, which is the only way for a frozen array; if the memory is another library's and may "
+    "be written, import it as writable (tn.from_dlpack(x, writable=True))";
 
 [[noreturn]] inline void throw_conflict(const Conflict& conflict, const char* doing, const Array* array) {
   throw error_of(conflict, doing, array);

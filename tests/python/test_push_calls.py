@@ -93,9 +93,10 @@ class Model:
 
     def _add(self, array, is_write, is_overwrite):
         if is_write and not array.writable:
-            how = "or import memory that may be written with tn.from_dlpack(x, writable=True)"
             raise BufferError(
-                f"an op cannot write to a read-only array of shape {array.shape}: write to a.copy(), {how}"
+                f"an op cannot write to a read-only array of shape {array.shape}: write to a.copy(), which "
+                "is the only way for a frozen array; if the memory is another library's and may be written, "
+                "import it with tn.from_dlpack(x, writable=True)"
             )
         self.rows.append((array, is_write, is_overwrite))
 

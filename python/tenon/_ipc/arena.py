@@ -22,7 +22,7 @@ from .._array.share import (
     settings,
 )
 from .._core import NativeLease, NDArray
-from .._errors import text_of
+from .._errors import LeaseConflict, text_of
 from .._sync.endings import Views
 from .._sync.lease import TimeLimit, check_outlived, take, take_later, warn_of_outlived
 from .._values import flag, seconds
@@ -174,20 +174,23 @@ class Arena:
             As for `NDArray.read`. The function gets the bytes of the arena; `active` is their layout.
         overwrite : bool
             You promise to write every element before any is read. This clears the failure of an earlier block
-            that wrote this layout. A change of the layout always clears it.
+            that wrote this layout, and the state after the death of a writer. A change of the layout always
+            clears the failure, but raises OwnerDied without ``overwrite``.
 
         Raises
         ------
         KeyError
             There is no such layout.
         LeaseConflict
-            A read, but the arena holds another layout. Or a change, but views of the other layout exist
-            (the message names them), or the caller itself uses it.
+            A read, but the arena holds another layout. Or a change, but writable views of the other layout
+            exist in this process (the message names them), or the caller itself uses it.
         OpError
             In this process an exception left a block that wrote this layout.
         TypeError
             NumPy has no dtype for a field.
-        TimeoutError, DeadlockError, OwnerDied
+        DeadlockError
+            As for `NDArray.read`. Or a write, but read-only views exist that outlived a block of the caller.
+        TimeoutError, OwnerDied
             As for `NDArray.read`.
         LeaseEscaped
             At the end of the block, with ``TENON_DEBUG=leases`` in the environment: a view still exists.
@@ -285,7 +288,10 @@ class Use:
         self._is_write = mode == "w"
         self._is_overwrite = overwrite
         self._timeout = None if timeout is None else seconds(timeout, "timeout", ", or None")
-        self._on_owner_died = check_on_owner_died(on_owner_died)
+        check_on_owner_died(on_owner_died)
+        is_checked = callable(on_owner_died) and not self._is_write
+        self._on_owner_died: OnOwnerDied = self._repair if is_checked else on_owner_died
+        self._repairs = on_owner_died
         self._lease: NativeLease | None = None
         self._views = Views()
 
@@ -314,6 +320,17 @@ class Use:
         died = self._on_owner_died
         await take_later(lease, enter, arena._data, died, limit, arena._native)
         return self._fields(lease)
+
+    def _repair(self, values: Any, error: Exception) -> None:
+        """The function of the caller, unless the read would fail after it. Called under a write lease."""
+        active = self._arena.active
+        if active != self._layout:
+            raise LeaseConflict(
+                f"layout {self._layout!r} cannot be read: the arena holds {active!r}, which was not repaired;"
+                " a write lease of a layout changes to it"
+            ) from error
+        assert callable(self._repairs)
+        self._repairs(values, error)
 
     def _fields(self, lease: NativeLease) -> ArenaFields:
         index, fields = self._arena._layouts[self._layout]

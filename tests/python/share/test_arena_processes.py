@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One buffer for several layouts, in several processes: pickles, turns, stale views, deaths."""
 
+import asyncio
 import concurrent.futures
 import multiprocessing as mp
 import os
@@ -282,9 +283,11 @@ def test_the_death_of_a_writer_is_told_until_all_is_overwritten(other):
     other.ask(ENTER.format("features", "w"))
     other.kill()
     for _ in range(2):
-        with pytest.raises(tn.OwnerDied) as caught:
+        with pytest.raises(tn.OwnerDied, match=re.escape("an arena: use(layout, overwrite=True)")) as caught:
             arena.use("features", "r").__enter__()
         assert caught.value.pid == other.pid
+    with pytest.raises(tn.OwnerDied):
+        arena.use("counts").__enter__()  # a change of the layout alone
     with arena.use("features", overwrite=True) as f:
         f.A[...] = 1
     with arena.use("features", "r"):
@@ -320,6 +323,21 @@ def test_a_function_repairs_what_a_dead_writer_has_left(other, mode):
     assert told == [(other.pid, "features")]
 
 
+@pytest.mark.parametrize("is_task", [False, True])
+def test_nothing_is_repaired_for_a_read_of_another_layout(other, is_task):
+    arena = tn.Arena(LAYOUTS, shared=True)
+    give(other, arena)
+    other.ask(ENTER.format("features", "w"))
+    other.kill()
+    told = []
+    use = arena.use("counts", "r", on_owner_died=lambda values, error: told.append(error.pid))
+    with pytest.raises(tn.LeaseConflict, match="the arena holds 'features', which was not repaired"):
+        asyncio.run(use.__aenter__()) if is_task else use.__enter__()
+    assert told == []
+    with pytest.raises(tn.OwnerDied):
+        arena.use("features", "r").__enter__()
+
+
 def test_a_repair_that_fails_leaves_the_arena_free(other):
     arena = tn.Arena(LAYOUTS, shared=True)
     give(other, arena)
@@ -341,8 +359,6 @@ def test_a_repair_that_fails_leaves_the_arena_free(other):
 
 def test_death_is_ignored_on_request_and_told_to_tasks(other, another):
     arena = tn.Arena(LAYOUTS, shared=True)
-    import asyncio
-
     give(other, arena)
     other.ask(ENTER.format("features", "w"))
     other.kill()
