@@ -4,6 +4,7 @@ processes: this one computes the features, another one counts them, and the buff
 set alone."""
 
 import multiprocessing
+from multiprocessing.synchronize import Event
 
 import numpy as np
 
@@ -16,8 +17,9 @@ LAYOUTS = {
 }
 
 
-def count(arena: tn.Arena) -> None:
+def count(arena: tn.Arena, written: Event) -> None:
     """In another process: takes the features, and leaves counts in their place."""
+    written.wait()  # a read before raises LeaseConflict: the arena holds nothing yet
     with arena.use("features", "r") as f:
         rounded = np.rint(f.A + f.B).astype("i4")
         large = np.flatnonzero(f.C > 0.5).size
@@ -29,12 +31,15 @@ def count(arena: tn.Arena) -> None:
 def main() -> None:
     arena = tn.Arena(LAYOUTS, shared=True)
     print(f"{arena.nbytes} bytes instead of {arena.total_nbytes}")
+    context = multiprocessing.get_context("spawn")
+    written = context.Event()
+    worker = context.Process(target=count, args=(arena, written))
+    worker.start()
     with arena.use("features") as f:
         f.A[:] = 1.25
         f.B[:] = np.arange(N)
         f.C[:] = np.linspace(0, 1, N)
-    worker = multiprocessing.get_context("spawn").Process(target=count, args=(arena,))
-    worker.start()
+    written.set()
     worker.join()
     with arena.use("counts", "r") as f:
         print("counts:", f.D[:3], f.E[0])
