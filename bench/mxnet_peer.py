@@ -17,6 +17,6 @@ def is_missing():
 
 def load():
     """The module mxnet, with the NumPy that is imported here."""
-    sys.path += [str(path) for path in (PACKAGES, ROOT / "tests/mxnet") if str(path) not in sys.path]
-    import_module("removed_names")
+    sys.path += [str(path) for path in (PACKAGES, ROOT / "examples") if str(path) not in sys.path]
+    import_module("before_mxnet")
     return import_module("mxnet")

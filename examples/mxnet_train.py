@@ -2,9 +2,10 @@
 """Trains a module of MXNet on batches that fill.c writes.
 
 Build the library first, in this folder: cc -O3 -shared -fPIC fill.c -o libfill.so
-MXNet 1.9.1 runs on CPython 3.11. With NumPy 2, tests/mxnet/removed_names.py must be imported before it.
+MXNet 1.9.1 runs on CPython 3.11. With NumPy 2, before_mxnet.py must be imported before it.
 """
 
+import before_mxnet  # noqa: F401
 import mxnet as mx
 
 import tenon as tn

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import sys
 import time
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))  # before_mxnet
 
 
 @pytest.fixture

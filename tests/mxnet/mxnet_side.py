@@ -5,18 +5,20 @@ import contextlib
 import ctypes
 import gc
 import threading
+from pathlib import Path
 
+import before_mxnet  # noqa: F401
 import pytest
-import removed_names  # noqa: F401
 
 import tenon as tn
 
 try:
-    import mxnet as mx  # after removed_names
+    import mxnet as mx  # after before_mxnet
     import mxnet.io  # not a folder of that name
 except (ImportError, OSError) as error:  # OSError: the system has no libgomp or libquadmath
     pytest.skip(f"no MXNet: {error}", allow_module_level=True)
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 WATCHDOG_SECONDS = 600
 NAME = b"gate"
 

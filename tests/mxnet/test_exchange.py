@@ -5,11 +5,10 @@ import gc
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
-from mxnet_side import address_of, as_mxnet, mx, settle
+from mxnet_side import EXAMPLES, address_of, as_mxnet, mx, settle
 
 import tenon as tn
 
@@ -88,7 +87,7 @@ def test_exchanges_leave_nothing():
 
 PROGRAM = """
 import os, sys, weakref
-import removed_names, mxnet as mx, numpy as np, tenon as tn
+import before_mxnet, mxnet as mx, numpy as np, tenon as tn
 
 def fill(batch):
     batch.data[...] = batch.index
@@ -113,5 +112,5 @@ assert [batch.index for batch in batches] == list(range(1, 100))
 @pytest.mark.parametrize("rest", [AT_EXIT, IN_A_FORK], ids=["exit", "fork"])
 def test_a_process_with_both_ends_in_order(rest):
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM + rest]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")

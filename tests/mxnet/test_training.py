@@ -86,10 +86,6 @@ def test_a_block_of_gluon_is_trained_on_the_slots_of_a_feed(feed, options):
 
 
 def test_the_example_runs(library):
-    code = f"import removed_names, runpy; runpy.run_path({str(ROOT / 'examples/mxnet_train.py')!r})"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(
-        command, cwd=library.parent, env=environment, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples/mxnet_train.py")]
+    done = subprocess.run(command, cwd=library.parent, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "accuracy 1.00\n"), done.stderr

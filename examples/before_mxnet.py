@@ -3,9 +3,11 @@
 
 Imported before mxnet. Changes nothing of MXNet, and no name that NumPy has."""
 
+from typing import Any
+
 import numpy as np
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "PZERO": 0.0,
     "NZERO": -0.0,
     "PINF": np.inf,
@@ -14,7 +16,7 @@ VALUES = {
     "NaN": np.nan,
     "NAN": np.nan,
 }
-FUNCTIONS = {
+FUNCTIONS: dict[str, Any] = {
     "alltrue": np.all,
     "in1d": np.isin,
     "msort": lambda a: np.sort(a, axis=0),
@@ -26,7 +28,7 @@ FUNCTIONS = {
 WITHOUT_SUCCESSOR = ("mirr", "npv", "pmt", "ppmt", "pv", "rate")  # MXNet offers them, and does not call them
 
 
-def refuse(*_, **__):
+def refuse(*_: object, **__: object) -> None:
     raise NotImplementedError("NumPy has removed this function")
 
 
