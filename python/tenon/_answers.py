@@ -230,7 +230,7 @@ FEED: Table = {
 ATTACHED_FEED: Table = {
     **_EACH_FEED,
     "the process that serves the feed has it": (
-        "generator dataset num_workers workers stats statistics slots serve shuffle seed device"
+        "generator dataset num_workers workers stats statistics slots serve shuffle seed"
     ),
 }
 FEED_OPTIONS: Table = {
