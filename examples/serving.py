@@ -4,6 +4,7 @@
 
 python serving.py              300 requests
 python serving.py --chaos      the same, while workers are killed
+python serving.py --stop       the same, while workers are stopped (SIGSTOP)
 python serving.py --old        SharedMemory by hand instead of the pool
 """
 
@@ -15,6 +16,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -117,6 +119,7 @@ class Worker:
     link: Any
     pending: dict[int, int] = field(default_factory=dict)  # request -> its image
     life: int = field(default_factory=lambda: random.randrange(1, MOST_LIFE))  # answers until it is killed
+    since: float = 0.0  # when it gave the last answer, or got a request without having another one
 
 
 @dataclass
@@ -125,6 +128,7 @@ class FrontEnd:
     folder: str
     images: list[bytes]
     expected: list[tuple[int, int]]
+    patience: float  # seconds without an answer, after which a worker with requests is killed
     workers: list[Worker] = field(default_factory=list)
     numbers: Any = field(default_factory=itertools.count)
     answered: int = 0
@@ -150,6 +154,7 @@ class FrontEnd:
 
     def send(self, worker: Worker, request: int) -> None:
         image = request % IMAGES
+        worker.since = worker.since if worker.pending else time.monotonic()
         worker.pending[request] = image
         data = self.memory.message(request, decoded(self.images[image]), worker.process.pid)
         worker.link.send_bytes(data)
@@ -160,6 +165,7 @@ class FrontEnd:
             image = worker.pending.pop(request)
             self.answered += 1
             worker.life -= 1
+            worker.since = time.monotonic()
             self.wrong += found != self.expected[image]
 
     def step(self, requests: Any) -> None:
@@ -169,6 +175,9 @@ class FrontEnd:
             try:
                 is_alive = worker.process.is_alive()
                 self.collect(worker)
+                if worker.pending and time.monotonic() - worker.since > self.patience:
+                    worker.process.kill()  # it is stopped, or does not end
+                    is_alive = False
                 while is_alive and len(worker.pending) < AHEAD and (request := next(requests, -1)) >= 0:
                     self.send(worker, request)
             except (OSError, EOFError):
@@ -179,22 +188,26 @@ class FrontEnd:
                 self.workers[i] = self.new_worker()
         self.most_nbytes = max(self.most_nbytes, self.memory.used_nbytes())
 
-    def run(self, n: int, is_chaotic: bool) -> None:
+    def run(self, n: int, chaos: signal.Signals | None) -> None:
         requests, kills = iter(range(n)), 0
         while self.answered + self.failed < n:
             self.step(requests)
             for worker in self.workers:
-                if is_chaotic and worker.life <= 0 and worker.process.is_alive():
-                    worker.process.kill()
+                if chaos and worker.life <= 0 and worker.process.is_alive():
+                    os.kill(worker.process.pid, chaos)
+                    worker.life = MOST_LIFE
                     kills += 1
         for worker in self.workers:
             worker.link.send_bytes(b"")
+            worker.process.join(self.patience)
+            worker.process.kill()
             worker.process.join()
         deadline = time.monotonic() + 1
         while self.memory.used_nbytes() and time.monotonic() < deadline:
             time.sleep(0.01)
+        done = "stopped" if chaos == signal.SIGSTOP else "killed"
         print(
-            f"{n} requests, {kills} workers killed: {self.answered} answered, {self.failed} failed, "
+            f"{n} requests, {kills} workers {done}: {self.answered} answered, {self.failed} failed, "
             f"{self.wrong} wrong; at most {self.most_nbytes >> 10} KiB of shared memory, at the end "
             f"{self.memory.used_nbytes() >> 10} KiB"
         )
@@ -225,6 +238,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A front end and two workers")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--chaos", action="store_true", help="kill workers")
+    parser.add_argument("--stop", action="store_true", help="stop workers")
+    parser.add_argument("--patience", type=float, default=30, help="seconds without an answer")
     parser.add_argument("--old", action="store_true", help="SharedMemory by hand")
     options = parser.parse_args()
     random_ = np.random.default_rng(1)
@@ -232,9 +247,10 @@ def main() -> None:
     images = [encoded(image.repeat(64, 0).repeat(64, 1)) for image in rough]
     expected = [classify(decoded(image)) for image in images]
     with tempfile.TemporaryDirectory() as folder:
-        front = FrontEnd("old" if options.old else "pool", folder, images, expected)
+        front = FrontEnd("old" if options.old else "pool", folder, images, expected, options.patience)
         front.begin()
-        front.run(options.requests, options.chaos)
+        chaos = signal.SIGSTOP if options.stop else signal.SIGKILL if options.chaos else None
+        front.run(options.requests, chaos)
 
 
 if __name__ == "__main__":

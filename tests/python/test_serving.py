@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of a front end whose workers are killed: no answer is wrong, and no memory is left."""
+"""The example of a front end whose workers are killed or stopped: no wrong answer, and no memory is left."""
 
 import pathlib
 import re
@@ -12,13 +12,14 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples/serving.py"
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chaos", [["--chaos"], ["--stop", "--patience", "5"]])
 @pytest.mark.parametrize("module", ["zmq", ""])
-def test_requests_are_answered_or_fail_while_workers_are_killed(module):
+def test_requests_are_answered_or_fail_while_workers_are_killed_or_stopped(module, chaos):
     if module:
         pytest.importorskip(module)
     program = [EXAMPLE] if module else ["-c", WITHOUT_ZEROMQ, EXAMPLE]
     result = subprocess.run(
-        [sys.executable, *program, "--chaos", "--requests", "120"], capture_output=True, text=True, check=True
+        [sys.executable, *program, *chaos, "--requests", "120"], capture_output=True, text=True, check=True
     )
     numbers = re.findall(r"\d+", result.stdout)
     n, killed, answered, failed, wrong, _, left = map(int, numbers)
