@@ -32,7 +32,7 @@ class CFunction:
         Whether several threads may call the function at the same time.
     constants : dict
         The constants that were given to `c_function`, by the names of their parameters. "rows" and "size" are
-        lengths of the first array.
+        lengths of the first array. The other arrays are not compared with it.
     """
 
     def __init__(
@@ -168,6 +168,12 @@ def c_function(
         addresses. A `Feed` with worker processes takes arrays only for ``const`` parameters. ``n="rows"`` and
         ``n="size"`` bind an integer to the length of axis 0, or to the number of elements, of the first array
         of the call; a feed binds ``n`` to the rows of a batch.
+
+    Warnings
+    --------
+    The function gets addresses. Nothing checks how many elements it accesses. ``n="rows"`` and ``n="size"``
+    take the length of the first array, and no other array is compared with it: if another one is shorter, the
+    function reads or writes beyond it.
 
     Returns
     -------
