@@ -70,12 +70,14 @@ Error error_of(const Conflict& conflict, const char* doing, const Array* array) 
       return make_error(Code::kTimeout, what, " in the time given", timeout_text(conflict.timeout_ns), ": ",
                         holder);
     case Conflict::Reason::kDeadlock:
-      return make_error(Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
-                        conflict.holder.kind == HolderKind::kView
-                            ? "; only the waiting code could end that: drop the view first"
-                        : conflict.holder.kind == HolderKind::kProcess
-                            ? ", which in turn waits for what the waiting code itself holds: end that first"
-                            : ", which the waiting code itself holds: end that first");
+      return make_error(
+          Code::kDeadlock, what, ": it would wait for ever, behind ", holder,
+          conflict.holder.kind == HolderKind::kView
+              ? "; only the waiting code could end that: drop the view first, by `a.drop_views()` if a "
+                "notebook or a traceback keeps it"
+          : conflict.holder.kind == HolderKind::kProcess
+              ? ", which in turn waits for what the waiting code itself holds: end that first"
+              : ", which the waiting code itself holds: end that first");
     case Conflict::Reason::kInterrupted:
       return make_error(Code::kInterrupted, what, ": the wait was interrupted");
     case Conflict::Reason::kNoPossession:

@@ -187,9 +187,11 @@ void describe_holder(const WaitNode& node, Holder* holder) noexcept {
 void report_outlived_view(const Holder& view) noexcept {
   if (wait_hooks().report == nullptr) return;
   try {
-    wait_hooks().report(concat(text_of(view), " outlived its block and keeps others waiting", found(view),
-                               ": drop it, or copy what is to be kept")
-                            .c_str());
+    wait_hooks().report(
+        concat(text_of(view), " outlived its block and keeps others waiting", found(view),
+               ": drop it (`a.drop_views()` if a notebook or a traceback keeps it), or copy what is "
+               "to be kept")
+            .c_str());
   } catch (const std::bad_alloc&) {
     // The report of long waits will name it.
   }
