@@ -124,8 +124,19 @@ def _finish() -> None:
     _core.report_failures()
 
 
+def _complete_main_thread() -> None:
+    """A process that was forked in a thread which Python had not started, such as one of a feed, has a main
+    thread without the lock that CPython 3.11 and 3.12 want at its end. Later versions give it one."""
+    main: Any = threading.main_thread()
+    if getattr(main, "_tstate_lock", main) is None:
+        main.__class__ = threading._MainThread  # type: ignore[attr-defined]
+        main._daemonic = False
+        main._set_tstate_lock()
+
+
 def _end_process() -> None:
     """After the threads that feed queues."""
+    _complete_main_thread()
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does after this
     for function in _AT_PROCESS_END:
         function()

@@ -65,6 +65,35 @@ with tn.Feed(fill, tn.schema(data=("f4", (2,))), batches=2) as feed:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("kind", ["feed", "loader"])
+def test_a_forked_worker_ends_in_silence_where_threading_knows_the_thread_that_forked_it(kind):
+    """Programs such as ipykernel ask in each thread that forks for its Thread, and so make a dummy one."""
+    if kind == "loader":
+        pytest.importorskip("torch")
+    program = f"""
+import os, threading
+os.register_at_fork(before=threading.current_thread)
+import tenon as tn
+from tenon._sync import engine
+codes = os.pipe()
+engine.call_at_process_end(lambda: os.write(codes[1], b"e"))
+def fill(batch):
+    batch.x = batch.index
+if {kind == "feed"}:
+    with tn.Feed(fill, {{"x": ("f4", (2,))}}, batches=4, workers=2, processes="fork") as feed:
+        assert len(list(feed)) == 4
+else:
+    import torch
+    data = torch.utils.data.TensorDataset(torch.arange(40.0))
+    loader = tn.DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context="fork")
+    assert len(list(loader)) == 4
+os.close(codes[1])
+assert os.read(codes[0], 10) == b"ee"  # what is to be done at the end of a process was done
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_sys_exit_keeps_its_code(code):
     child.run(
