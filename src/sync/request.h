@@ -197,6 +197,7 @@ class Request {
 
   // Set by append(): some of its parts are on memory that is shared with other processes.
   bool is_gated = false;
+  bool is_counted = false;  // in ThisThread::requests; used by the code that appends or removes it
 
   // Shared: parts that are not granted yet.
   std::atomic<uint32_t> missing{0};

@@ -107,10 +107,11 @@ void prepare_grants(std::span<RequestPart> parts) noexcept {
   }
 }
 
-// A request that another thread removes stays in the count.
-void count_out(const Request& request) noexcept {
-  if (request.kind == HolderKind::kOp || request.parts.empty()) return;
-  if (request.owner.thread == this_thread_id()) --this_thread.requests;
+// A request that another thread removes stays in the count. One that was refused at a gate is removed twice:
+// then, and when its owner is told.
+void count_out(Request& request) noexcept {
+  if (std::exchange(request.is_counted, false) && request.owner.thread == this_thread_id())
+    --this_thread.requests;
 }
 
 Appended refuse(Conflict* conflict, Conflict::Reason reason, const Holder& holder) noexcept {

@@ -164,8 +164,9 @@ namespace detail {
 extern constinit std::atomic<bool> has_requests_of_others;
 
 // Of a lease or a call.
-inline void count_in(const Request& request) noexcept {
-  if (request.owner.thread == this_thread_id()) [[likely]] {
+inline void count_in(Request& request) noexcept {
+  request.is_counted = request.owner.thread == this_thread_id();
+  if (request.is_counted) [[likely]] {
     ++this_thread.requests;
   } else {
     has_requests_of_others.store(true, std::memory_order_relaxed);

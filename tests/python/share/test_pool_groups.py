@@ -595,22 +595,28 @@ def test_a_member_gives_only_memory_of_its_user_or_the_group(path, folder):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.setgroups([GROUP])
-            os.setgid(THIRD)
-            os.setuid(THIRD)
-            Liar(path, answer_of(), [file])
-            os.chmod(path, 0o660)
-            os.chown(path, -1, GROUP)
-            os.write(writer, b"x")
-            signal.pause()
-        os.read(reader, 1)
-        text = "Tenon" if is_accepted else "neither of its user nor given to the group"
-        told = as_member(CLIENT, [GROUP], lambda: tn.attach_pool(path, group=GROUP) and "")
-        assert told.startswith("ValueError") and text in told, (name, told)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+            try:
+                os.setgroups([GROUP])
+                os.setgid(THIRD)
+                os.setuid(THIRD)
+                Liar(path, answer_of(), [file])
+                os.chmod(path, 0o660)
+                os.chown(path, -1, GROUP)
+                os.write(writer, b"x")
+                signal.pause()
+            finally:
+                os._exit(1)
+        try:
+            os.close(writer)
+            assert os.read(reader, 1) == b"x"
+            text = "Tenon" if is_accepted else "neither of its user nor given to the group"
+            told = as_member(CLIENT, [GROUP], lambda: tn.attach_pool(path, group=GROUP) and "")
+            assert told.startswith("ValueError") and text in told, (name, told)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         os.unlink(path)
-        for end in (file, reader, writer):
+        for end in (file, reader):
             os.close(end)
 
 

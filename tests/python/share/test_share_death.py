@@ -268,6 +268,25 @@ def test_on_owner_died_in_a_task(a):
     assert len(told) == 1 and a.tolist() == [4] * 4
 
 
+def test_a_task_that_was_told_of_a_death_is_told_of_deadlocks_as_before(a, in_a_process_with_one_thread):
+    killed_in("lease = a.lease('w')", a=a)
+
+    async def read():
+        async with a.read():
+            pass
+
+    def wait_behind_own_lease():
+        with pytest.raises(tn.OwnerDied):
+            asyncio.run(read())
+        b, c = tn.zeros(3), tn.zeros(3)
+        with b.write():
+            tn.push(lambda x: tn.push(tn.fill, tn.overwrite(b), 1), tn.write(c))
+            with pytest.raises(tn.DeadlockError):
+                tn.waitall(SECONDS)
+
+    in_a_process_with_one_thread(wait_behind_own_lease)
+
+
 def test_a_task_that_waits_is_told_of_a_death(a):
 
     async def main():
