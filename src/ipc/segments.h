@@ -161,7 +161,7 @@ class Segments {
   static const BlockUse& checked_use_of(const Array& array);  // fails with kType
   // Thrown if a block cannot be used because some process looks whether it is unused (Segment::try_use).
   struct BlockIsClosing {};
-  static constexpr int64_t kClosingNs = 1'000'000'000;
+  static constexpr int64_t kClosingNs = 1'000'000'000, kDyingNs = 100'000'000;
   // Thrown if a segment cannot be opened here, and a process to which this one is linked may give it.
   struct Unreached {
     SegmentId segment;
@@ -171,13 +171,16 @@ class Segments {
   static bool ask_links(const SegmentId& segment);
   // Returns open(false). Calls it again while it throws BlockIsClosing: the process that looks may be
   // stopped, or wait long for a processor. After 1 s, open(true), which fails instead. If it throws
-  // Unreached, asks the links before the next call, and does not count the time that this takes. Requires
-  // that the caller does not hold lock_.
+  // Unreached, asks the links before the next call, and does not count the time that this takes. If no link
+  // gives the memory, the sender or its message may have ended since the call began. So it is called again
+  // for a moment, in which the system ends a killed process, and says so. Requires that the caller does not
+  // hold lock_.
   template <class Open>
   static auto open_patiently(Open open) {
     constexpr int kMostAsked = 256;  // a segment whose creator has ended may be closed again at once
     int64_t until_ns = now_ns() + kClosingNs;
     int asked = 0;
+    int64_t refused_until_ns = 0;  // 0: a link may give it
     while (true) {
       const bool is_last = now_ns() >= until_ns;
       try {
@@ -186,8 +189,14 @@ class Segments {
         sleep_for_a_moment();
       } catch (const Unreached& unreached) {
         const int64_t since_ns = now_ns();
-        if (asked++ == kMostAsked || !ask_links(unreached.segment)) throw Error(unreached.why);
-        until_ns += now_ns() - since_ns;
+        if (refused_until_ns != 0 && since_ns >= refused_until_ns) throw Error(unreached.why);
+        if (refused_until_ns != 0) {
+          sleep_for_a_moment();
+        } else if (asked++ < kMostAsked && ask_links(unreached.segment)) {
+          until_ns += now_ns() - since_ns;
+        } else {
+          refused_until_ns = now_ns() + kDyingNs;
+        }
       }
     }
   }

@@ -461,14 +461,14 @@ TEST_P(StopsOfItems, OfAReaperLetTheOthersPassItems) {
   peer_ = std::make_unique<Peer>(std::vector<std::string>{"reaper", name});
   put(channel, 1);
   (void)take(channel);
-  int stops = 0, told = 0;
+  int stops = 0, outside = 0, told = 0;
   int64_t value = 100;
   const auto receive_all = [&] {  // 5 is of the peer
     for (tenon_status status = TENON_OK; status != TENON_ERR_TIMEOUT; status = try_receive(channel))
       told += status == TENON_ERR_OWNER_DIED ? 1 : 0;
   };
-  for (bool is_inside = true; is_inside && !HasFailure();) {
-    const long store = 1 + step_ * stops++;
+  while (outside < 3 && !HasFailure()) {  // at this store: another process may have cleaned up first
+    const long store = 1 + step_ * stops;
     SCOPED_TRACE(concat("store ", store));
     peer_->say(std::to_string(store));
     std::string line;
@@ -488,7 +488,8 @@ TEST_P(StopsOfItems, OfAReaperLetTheOthersPassItems) {
         if (take(channel) != value) throw std::runtime_error("another item");
       }
     });
-    is_inside = end_round();
+    outside = end_round() ? 0 : outside + 1;
+    if (outside == 0) ++stops;
     expect_success("receive the news", receive_all);
     EXPECT_EQ(told, 1);
     EXPECT_EQ(channel.statistics().deaths, deaths + 1);
